@@ -1,0 +1,160 @@
+# Everything a developer or CI does, one target each. `make` lists them.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/rolloutfleet
+VENV := .venv
+BIN := $(VENV)/bin
+RUN := PYTHONPATH=dev $(BIN)/python
+TEST := PYTHONPATH=dev $(BIN)/python -m pytest
+LOCK := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	--no-emit-index-url --no-header --no-annotate \
+	--no-emit-package rolloutfleet --no-emit-package rolloutfleet-worker $(if $(UPGRADE),--upgrade)
+# A uv of one's own is used when there is one; otherwise the pinned one is kept in the cache.
+UV_HOME := $(CACHE)/uv-$(shell sed -n 's/^uv==\([^ ]*\).*/\1/p' requirements/bootstrap.in)
+export PATH := $(PATH):$(UV_HOME)/bin
+export UV_PYTHON_DOWNLOADS := never
+
+step = @printf '\n== %s\n' "$(1)"
+
+.PHONY: help
+help: ## list the targets
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+##@ environment
+
+.PHONY: setup
+setup: $(VENV)/.ready ## make .venv with pinned, hashed requirements and our three distributions
+
+$(VENV)/.ready: requirements/dev.txt requirements/bootstrap.txt pyproject.toml client/pyproject.toml worker_image/pyproject.toml
+	$(call step,setup: Python environment in $(VENV))
+	@uv --version >/dev/null 2>&1 || $(PYTHON) -m pip install --quiet --disable-pip-version-check --root-user-action ignore \
+		--require-hashes --upgrade --target $(UV_HOME) -r requirements/bootstrap.txt
+	@test -x $(BIN)/python || uv venv --quiet --python $(PYTHON) $(VENV)
+	@VIRTUAL_ENV=$(VENV) uv pip install --quiet --require-hashes -r requirements/dev.txt
+	@VIRTUAL_ENV=$(VENV) uv pip install --quiet --no-deps --no-build-isolation -e . -e client -e worker_image
+	@touch $@
+
+.PHONY: lock
+lock: setup ## write requirements/*.txt anew from pyproject.toml (UPGRADE=1 takes newer releases)
+	@$(LOCK) requirements/bootstrap.in -o requirements/bootstrap.txt
+	@$(LOCK) pyproject.toml -o requirements/operator.txt
+	@$(LOCK) pyproject.toml --group dev -o requirements/dev.txt
+
+.PHONY: wheels
+wheels: setup ## build our wheels into build/wheels; the Dockerfiles copy them
+	@rm -rf build/wheels build/lib build/bdist.*
+	@for distribution in . client worker_image; do \
+		VIRTUAL_ENV=$(VENV) uv build --quiet --wheel --no-build-isolation --python $(BIN)/python -o build/wheels $$distribution; done
+	@rm -rf build/lib build/bdist.* client/build worker_image/build
+	@ls build/wheels
+
+.PHONY: clean
+clean: ## remove what the targets made here (caches outside the checkout stay)
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . -name '*.egg-info' -type d -prune -exec rm -rf {} +
+
+##@ checks
+
+.PHONY: lint
+lint: setup ## ruff, mypy, import directions, house rules of the tree
+	$(call step,lint: ruff)
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	$(call step,lint: mypy)
+	@$(BIN)/mypy
+	$(call step,lint: import directions)
+	@$(BIN)/lint-imports
+	$(call step,lint: tree)
+	@$(RUN) -m treecheck
+
+.PHONY: format
+format: setup ## let ruff rewrite what it can
+	@$(BIN)/ruff check --fix
+	@$(BIN)/ruff format
+
+.PHONY: generate
+generate: setup ## write crds/, the chart's copies and README, and the generated pages of docs/
+	@$(RUN) -m generate .
+
+.PHONY: verify
+verify: setup ## fail when a generated file or requirements/*.txt is out of date
+	$(call step,verify: generated files)
+	@$(RUN) -m generate --check .
+	$(call step,verify: requirements)
+	@rm -rf build/lock && mkdir -p build/lock && cp requirements/*.txt build/lock/
+	@$(LOCK) requirements/bootstrap.in -o build/lock/bootstrap.txt
+	@$(LOCK) pyproject.toml -o build/lock/operator.txt
+	@$(LOCK) pyproject.toml --group dev -o build/lock/dev.txt
+	@for name in bootstrap operator dev; do diff -u requirements/$$name.txt build/lock/$$name.txt \
+		|| { echo "requirements/$$name.txt does not follow from pyproject.toml: run make lock"; exit 1; }; done
+	@echo "up to date"
+
+##@ tests
+
+.PHONY: test
+test: setup ## every tier: unit, contract, chart, apiserver, cluster
+	@rm -rf build/proof
+	@$(MAKE) test-unit
+	@$(MAKE) test-contract
+	@$(MAKE) test-chart
+	@$(MAKE) test-apiserver
+	@$(MAKE) test-cluster
+	$(call step,proved by all tiers)
+	@$(MAKE) proof
+
+.PHONY: test-unit
+test-unit: setup ## pure modules; seconds, no cluster
+	$(call step,test: unit)
+	@$(TEST) tests/unit dev/tests --proof-tier unit
+
+.PHONY: test-contract
+test-contract: setup ## the parties over real sockets, engines replaced by small ones
+	$(call step,test: contract)
+	@$(TEST) tests/contract --proof-tier contract
+
+.PHONY: test-chart
+test-chart: setup ## the Helm chart, rendered by Helm itself
+	$(call step,test: chart)
+	@$(RUN) -m localcluster tools
+	@$(TEST) tests/chart --proof-tier chart
+
+.PHONY: test-apiserver
+test-apiserver: setup ## a real API server with simulated nodes
+	$(call step,test: apiserver)
+	@$(TEST) tests/apiserver --proof-tier apiserver
+
+.PHONY: test-cluster
+test-cluster: wheels ## real kubelets, real vLLM on CPUs, real refits
+	$(call step,test: cluster)
+	@$(TEST) tests/cluster --proof-tier cluster
+
+.PHONY: proof
+proof: setup ## rows and scenarios that the last run of each tier proved (ROWS=1 lists the open ones)
+	@PYTHONPATH=tests/plugins $(BIN)/python -m proof $(if $(ROWS),--rows)
+
+##@ a cluster on this machine
+
+.PHONY: images
+images: wheels ## build the operator and worker images for the local cluster
+	@$(RUN) -m localcluster images
+
+.PHONY: cluster-up
+cluster-up: setup ## start a Kubernetes cluster on this machine
+	@$(RUN) -m localcluster up
+
+.PHONY: cluster-down
+cluster-down: setup ## stop it and remove its state
+	@$(RUN) -m localcluster down
+
+.PHONY: demo
+demo: wheels ## a fleet of two engines, refitted and asked for text, from nothing
+	@$(RUN) -m demo up
+
+.PHONY: demo-down
+demo-down: setup ## remove what the demo started
+	@$(RUN) -m demo down

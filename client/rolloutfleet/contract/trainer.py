@@ -1,0 +1,194 @@
+"""The sync job's surface for trainers.
+
+Routes, all below ``/rolloutfleet/v1``, all with the fleet's bearer token:
+
+=========  ==============================================  ==================================================================
+GET        ``fleet``                                       :class:`FleetView`
+POST       ``sessions``                                    :class:`OpenSession` -> :class:`SessionView`
+POST       ``sessions/{session}/renew``                    -> :class:`SessionView`
+DELETE     ``sessions/{session}``                          leave; the group is torn down
+POST       ``sessions/{session}/refits``                   :class:`RequestRefit` -> :class:`RefitView`
+GET        ``refits/{refit}?after=SEQUENCE&wait=SECONDS``   :class:`RefitView`, as soon as its sequence is above ``after``
+POST       ``refits/{refit}/joined``                       :class:`TrainerJoined`
+POST       ``refits/{refit}/sent``                         :class:`TrainerSent`
+POST       ``refits/{refit}/failed``                       :class:`TrainerFailed`
+POST       ``cache/reset``                                 -> :class:`CacheResetView`
+=========  ==============================================  ==================================================================
+
+A trainer renews its session at least every third of ``lease_seconds``; any call of the session renews it too. When the lease ends the
+refit in flight is aborted and the group torn down. Failures answer with :class:`~rolloutfleet.contract.problems.Problem`.
+"""
+
+from enum import StrEnum
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+from rolloutfleet.contract.manifest import Manifest
+from rolloutfleet.contract.names import CONTRACT_VERSION
+from rolloutfleet.contract.policy import Transport
+from rolloutfleet.contract.problems import Problem
+from rolloutfleet.contract.worker import Rendezvous, WorkerState
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True)
+
+
+class Phase(StrEnum):
+    """Where a refit, or the sync job between refits, stands."""
+
+    PENDING = "Pending"
+    FORMING = "Forming"
+    READY = "Ready"
+    PAUSING = "Pausing"
+    TRANSFERRING = "Transferring"
+    VERIFYING = "Verifying"
+    COMMITTING = "Committing"
+    RESUMING = "Resuming"
+    COMPLETE = "Complete"
+    ABORTING = "Aborting"
+    FAILED = "Failed"
+
+
+class MemberView(_Message):
+    """One engine as the sync job last heard of it."""
+
+    engine: int
+    pod_name: str
+    address: str
+    ready: bool
+    state: WorkerState
+    version: int
+    ranks: int
+    message: str = ""
+
+
+class FleetView(_Message):
+    """The fleet as the sync job sees it now."""
+
+    contract_version: int = CONTRACT_VERSION
+    fleet: str
+    namespace: str
+    fleet_uid: str
+    model: str
+    """Name under which the engines serve the model."""
+    phase: Phase
+    epoch: int
+    version: int
+    transport: Transport
+    engines: int
+    """How many engines the fleet should have; ``members`` may hold fewer."""
+    members: tuple[MemberView, ...]
+    endpoints: tuple[str, ...]
+    """Base URLs of the engines that hold the committed version and are Ready, by engine."""
+
+
+class OpenSession(_Message):
+    """A trainer's request to become the fleet's trainer."""
+
+    contract_version: int = CONTRACT_VERSION
+    trainer: str
+    """A name that people recognise in status, such as host and process."""
+    rendezvous: Rendezvous
+    world_size: int | None = Field(default=None, ge=2)
+    """Workers plus trainer as the trainer counts them; refused when the fleet's differs. None leaves the count to the fleet."""
+    nccl_version: str = ""
+    environment: dict[str, str] = Field(default_factory=dict)
+    take_over: bool = False
+    """Replace a trainer whose lease has not ended."""
+
+
+class SessionView(_Message):
+    """The granted session."""
+
+    session: str
+    lease_seconds: float
+    fleet: FleetView
+
+
+class RequestRefit(_Message):
+    """A request to give every engine these tensors as this version."""
+
+    version: int = Field(ge=1)
+    manifest: Manifest
+
+
+class TrainerJoin(_Message):
+    """Instruction: join the group now, as this rank."""
+
+    epoch: int
+    rank: int
+    world_size: int
+    deadline_seconds: float
+
+
+class TrainerSend(_Message):
+    """Instruction: send the manifest's tensors now."""
+
+    epoch: int
+    deadline_seconds: float
+
+
+class RefitResult(_Message):
+    """A refit that every engine has committed."""
+
+    version: int
+    epoch: int
+    members: tuple[str, ...]
+    tensors: int
+    nbytes: int
+    digest: str
+    live_digest: str
+    """One digest over the live parameters of an engine; every engine had the same one."""
+    seconds: dict[str, float]
+    """Wall seconds by phase."""
+    pause_seconds: float
+    """From the first pause call to the last engine resumed."""
+    gigabytes_per_second: float
+
+
+class RefitView(_Message):
+    """Where a refit stands, and what the trainer has to do now."""
+
+    refit: str
+    version: int
+    epoch: int
+    phase: Phase
+    sequence: int
+    """Rises with each change; pass it as ``after`` to wait for the next."""
+    waiting_for: tuple[str, ...] = ()
+    """Pod names (or ``trainer``) whose answer the phase still needs."""
+    join: TrainerJoin | None = None
+    send: TrainerSend | None = None
+    problem: Problem | None = None
+    result: RefitResult | None = None
+
+
+class TrainerJoined(_Message):
+    """The trainer is in the group."""
+
+    epoch: int
+
+
+class TrainerSent(_Message):
+    """The trainer has sent everything; what it sent, for comparison with what arrived."""
+
+    epoch: int
+    tensors: int
+    nbytes: int
+    digest: str
+
+
+class TrainerFailed(_Message):
+    """The trainer cannot go on; the refit is aborted."""
+
+    epoch: int
+    message: str
+
+
+class CacheResetView(_Message):
+    """Whether each engine emptied its prefix cache."""
+
+    reset: dict[str, bool]
+    """vLLM's answer by pod name; every engine is listed."""

@@ -1,0 +1,185 @@
+"""Drives one refit from the trainer's side: ask, follow the sync job's word, act as rank 0 when told to.
+
+The caller's thread follows the sync job by long polls. Joining and sending block inside torch or NCCL, so each runs in a thread of its
+own; when the sync job aborts, or time is up, the group is aborted from here, which ends that thread.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from rolloutfleet.channel import Channel
+from rolloutfleet.contract.problems import ProblemCode
+from rolloutfleet.contract.trainer import (
+    Phase,
+    RefitResult,
+    RefitView,
+    RequestRefit,
+    TrainerFailed,
+    TrainerJoin,
+    TrainerJoined,
+    TrainerSend,
+    TrainerSent,
+)
+from rolloutfleet.errors import (
+    DeadlineExceeded,
+    FleetUnreachable,
+    InvalidRequest,
+    RolloutFleetError,
+    SessionLost,
+    refit_error_of,
+)
+from rolloutfleet.session import Session
+from rolloutfleet.weights import NamedTensors
+
+logger = logging.getLogger("rolloutfleet")
+
+LONG_POLL_SECONDS: Final = 10.0
+_RETRY_SECONDS: Final = 0.5
+_STOP_SECONDS: Final = 5.0
+
+Progress = Callable[[RefitView], None]
+
+
+class Refit:
+    """One refit that the sync job has accepted."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        session: Session,
+        tensors: NamedTensors,
+        request: RequestRefit,
+        accepted: RefitView,
+    ) -> None:
+        self._channel = channel
+        self._session = session
+        self._tensors = tensors
+        self._request = request
+        self._view = accepted
+        self._cancelled = threading.Event()
+        self._work: threading.Thread | None = None
+        self._local_error: Exception | None = None
+        self._done: set[tuple[str, int]] = set()
+
+    def run(self, timeout: float, progress: Progress | None = None) -> RefitResult:
+        """The result, once every engine serves the new version; the errors are those of :meth:`rolloutfleet.Fleet.refit`."""
+        try:
+            return self._follow(timeout, progress)
+        except RolloutFleetError as error:
+            self._stop(str(error))
+            raise
+        except BaseException as error:
+            self._report_failure(self._view.epoch, f"the trainer left the refit: {type(error).__name__}: {error}")
+            self._stop(type(error).__name__)
+            raise
+
+    def _follow(self, timeout: float, progress: Progress | None) -> RefitResult:
+        deadline = time.monotonic() + timeout
+        shown: Phase | None = None
+        while True:
+            view = self._view
+            if progress is not None:
+                progress(view)
+            if view.phase is not shown:
+                shown = view.phase
+                logger.info("refit to version %s, epoch %s: %s", view.version, view.epoch, view.phase)
+            if view.phase is Phase.COMPLETE and view.result is not None:
+                return view.result
+            if view.phase is Phase.FAILED and view.problem is not None:
+                raise refit_error_of(view.problem, view.version) from self._local_error
+            if view.phase is Phase.ABORTING:
+                self._stop(view.problem.message if view.problem else "the sync job aborts the refit")
+            self._act(view)
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise self._out_of_time(view, timeout)
+            self._view = self._poll(view, min(LONG_POLL_SECONDS, left), deadline)
+
+    def _out_of_time(self, view: RefitView, timeout: float) -> DeadlineExceeded:
+        self._report_failure(view.epoch, f"the trainer's deadline of {timeout:g} s passed")
+        return DeadlineExceeded(
+            f"refit to version {view.version} did not end within {timeout:g} s: it stood in phase {view.phase}, waiting for "
+            f"{', '.join(view.waiting_for) or 'nobody named'}. See `rolloutfleet status`, or pass a longer timeout="
+        )
+
+    def _poll(self, view: RefitView, wait: float, deadline: float) -> RefitView:
+        query = {"after": str(view.sequence), "wait": f"{wait:.1f}"}
+        try:
+            return self._channel.get(f"refits/{view.refit}", RefitView, query=query, held=wait)
+        except FleetUnreachable as error:
+            if time.monotonic() + _RETRY_SECONDS >= deadline:
+                raise
+            # The sync job may be restarting; the refit goes on or is gone when it is back.
+            logger.warning("lost sight of refit %s, trying again: %s", view.refit, error)
+            time.sleep(_RETRY_SECONDS)
+            return view
+        except InvalidRequest as error:
+            if error.problem is None or error.problem.code is not ProblemCode.NOT_FOUND:
+                raise
+            self._session.mark_lost()
+            raise SessionLost(
+                f"the sync job restarted and no longer knows the refit to version {view.version}", problem=error.problem
+            ) from error
+        except SessionLost:
+            self._session.mark_lost()
+            raise
+
+    def _act(self, view: RefitView) -> None:
+        if view.join is not None:
+            self._begin("join", view.join.epoch, self._join, view.join)
+        if view.send is not None:
+            self._begin("send", view.send.epoch, self._send, view.send)
+
+    def _begin(self, name: str, epoch: int, step: Callable[..., None], order: TrainerJoin | TrainerSend) -> None:
+        if (name, epoch) in self._done or self._cancelled.is_set():
+            return
+        self._done.add((name, epoch))
+        self._work = threading.Thread(
+            target=self._perform, args=(step, order), name=f"rolloutfleet-{name}-{epoch}", daemon=True
+        )
+        self._work.start()
+
+    def _perform(self, step: Callable[..., None], order: TrainerJoin | TrainerSend) -> None:
+        try:
+            step(order)
+        except Exception as error:  # noqa: BLE001 - the thread's outermost frame; refit() raises what the fleet makes of it
+            if not self._cancelled.is_set():
+                self._local_error = error
+                self._report_failure(order.epoch, f"{type(error).__name__}: {error}")
+
+    def _join(self, order: TrainerJoin) -> None:
+        self._session.join(order, self._cancelled)
+        self._channel.tell(f"refits/{self._view.refit}/joined", TrainerJoined(epoch=order.epoch))
+
+    def _send(self, order: TrainerSend) -> None:
+        from rolloutfleet.transport.sending import send
+
+        group = self._session.group
+        if group is None or group.epoch != order.epoch:
+            raise ConnectionError(f"told to send in epoch {order.epoch}, but this trainer is in {_epoch_of(group)}")
+        digest = send(group, self._request.manifest, self._tensors, order.deadline_seconds)
+        sent = TrainerSent(epoch=order.epoch, tensors=digest.tensors, nbytes=digest.nbytes, digest=digest.hexdigest())
+        self._channel.tell(f"refits/{self._view.refit}/sent", sent)
+
+    def _report_failure(self, epoch: int, message: str) -> None:
+        try:
+            self._channel.tell(f"refits/{self._view.refit}/failed", TrainerFailed(epoch=epoch, message=message))
+        except RolloutFleetError as error:
+            logger.warning("the sync job was not told that the trainer failed (%s): %s", message, error)
+
+    def _stop(self, reason: str) -> None:
+        """Ends whatever this trainer is doing in the group; a thread stuck inside NCCL's own start is left behind as a daemon."""
+        self._cancelled.set()
+        self._session.leave(reason)
+        work, self._work = self._work, None
+        if work is not None:
+            work.join(_STOP_SECONDS)
+            if work.is_alive():
+                logger.warning("%s did not end within %g s of being aborted", work.name, _STOP_SECONDS)
+
+
+def _epoch_of(group: object) -> str:
+    return f"epoch {group.epoch}" if hasattr(group, "epoch") else "no group"

@@ -1,0 +1,106 @@
+"""The key-value store of a trainer's session: every epoch's group meets in it below its own prefix ``epoch-<n>``."""
+
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+from torch.distributed import DistError, PrefixStore, Store, TCPStore
+
+from rolloutfleet.routing import local_address_towards
+
+_POLL_SECONDS: Final = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class SessionStore:
+    """An open store and the local address on which this process is reachable for the other members."""
+
+    store: TCPStore
+    address: str
+
+    def of_epoch(self, epoch: int) -> Store:
+        """The part of the store that belongs to one epoch."""
+        return PrefixStore(f"epoch-{epoch}", self.store)
+
+
+def host_store(listening: socket.socket, timeout: float) -> SessionStore:
+    """The session's store, served on a listening socket that it takes over (the trainer's side)."""
+    address, port = listening.getsockname()[:2]
+    store = TCPStore(
+        address,
+        port,
+        is_master=True,
+        timeout=timedelta(seconds=timeout),
+        wait_for_workers=False,
+        master_listen_fd=listening.detach(),
+    )
+    return SessionStore(store=store, address=address)
+
+
+def connect_store(host: str, port: int, timeout: float) -> SessionStore:
+    """The session's store as a member reaches it; the local address is the one that routes towards ``host``.
+
+    Raises ConnectionError when nothing answers there within ``timeout`` seconds.
+    """
+    try:
+        address = local_address_towards(host, port)
+        store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout), wait_for_workers=False)
+    except (DistError, OSError) as error:
+        raise ConnectionError(
+            f"the trainer's store at {host}:{port} was not reached within {timeout:g} s; "
+            f"check that this address routes from here to the trainer, or set advertise= there ({error})"
+        ) from error
+    return SessionStore(store=store, address=address)
+
+
+def gather_members(
+    store: Store, epoch: int, rank: int, world_size: int, deadline: float, cancelled: threading.Event
+) -> None:
+    """Returns once every rank of the epoch has arrived.
+
+    ``deadline`` is a time of ``time.monotonic``. Raises TimeoutError naming the ranks that did not come, ValueError when another process
+    holds this rank, ConnectionAbortedError soon after ``cancelled`` is set, ConnectionError when the store is lost.
+    """
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank {rank} does not exist in a world of {world_size}")
+    keys = [f"present/{member}" for member in range(world_size)]
+    what = f"joining epoch {epoch} as rank {rank}"
+    try:
+        if store.add(keys[rank], 1) != 1:
+            raise ValueError(f"rank {rank} of epoch {epoch} was joined by two processes")
+        if _await_keys(store, keys, what, deadline, cancelled):
+            return
+        missing = [str(member) for member, key in enumerate(keys) if not store.check([key])]
+    except DistError as error:
+        raise ConnectionError(f"lost the session's store while {what}: {error}") from error
+    raise TimeoutError(f"epoch {epoch} did not form in time: no word from rank {', '.join(missing)} of {world_size}")
+
+
+def publish(store: Store, key: str, value: bytes) -> None:
+    """Makes a value visible to all members of the epoch."""
+    store.set(key, value)
+
+
+def await_value(store: Store, key: str, deadline: float, cancelled: threading.Event) -> bytes:
+    """The value of a key once a member has published it; raises as :func:`gather_members` does."""
+    what = f"waiting for {key}"
+    try:
+        if _await_keys(store, [key], what, deadline, cancelled):
+            return bytes(store.get(key))
+    except DistError as error:
+        raise ConnectionError(f"lost the session's store while {what}: {error}") from error
+    raise TimeoutError(f"no member published {key} in time")
+
+
+def _await_keys(store: Store, keys: Sequence[str], what: str, deadline: float, cancelled: threading.Event) -> bool:
+    # Store.wait would hold the client's lock, ignore cancellation and log a warning at each timeout.
+    while not store.check(list(keys)):
+        if time.monotonic() >= deadline:
+            return False
+        if cancelled.wait(_POLL_SECONDS):
+            raise ConnectionAbortedError(f"{what} was cancelled")
+    return True

@@ -1,0 +1,1 @@
+"""Writes every file of the checkout that follows from another one."""

@@ -1,0 +1,114 @@
+"""One fleet as a pass sees it: loaded, observed, planned and rendered, before anything is applied. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from rolloutfleet_operator.api.fleet import RolloutFleetSpec
+from rolloutfleet_operator.api.fleetstatus import RolloutFleetStatus, Weights
+from rolloutfleet_operator.api.parse import parse_fleet_spec, parse_weightsync_status
+from rolloutfleet_operator.config import Images
+from rolloutfleet_operator.plan.engines import EngineGoal, EnginePlan, current_pods, plan_engines
+from rolloutfleet_operator.plan.fit import Fit, plan_fit
+from rolloutfleet_operator.plan.observed import Observed, Pod, WeightSync
+from rolloutfleet_operator.plan.roster import plan_roster
+from rolloutfleet_operator.plan.sync import JobPlan, plan_active, plan_sync_job
+from rolloutfleet_operator.render.engine import EngineTemplate, render_engine_template
+from rolloutfleet_operator.render.identity import FleetIdentity, Manifest
+from rolloutfleet_operator.render.shared import render_members, render_services
+from rolloutfleet_operator.render.sync import SyncJob, render_sync_access, render_sync_job
+from rolloutfleet_operator.status.fleet import FleetFacts
+from rolloutfleet_operator.status.weights import fold_weights
+
+
+@dataclass(frozen=True, slots=True)
+class FleetView:
+    """What one pass has found out and decided."""
+
+    fleet: FleetIdentity
+    generation: int
+    spec: RolloutFleetSpec
+    observed: Observed
+    template: EngineTemplate
+    goal: EngineGoal
+    fit: Fit
+    own: tuple[Pod, ...]
+    engines: EnginePlan
+    active: WeightSync | None
+    job: SyncJob | None
+    """The sync Job that should run, None when none should."""
+    jobs: JobPlan
+    shared: tuple[Manifest, ...]
+    """Objects that are applied and kept as rendered."""
+    weights: Weights
+    reported: bool
+
+    def facts(self) -> FleetFacts:
+        """What the status is made from."""
+        current = current_pods(self.own, self.goal.revision)
+        return FleetFacts(
+            fleet=self.fleet,
+            generation=self.generation,
+            spec=self.spec,
+            goal=self.goal,
+            current=current,
+            dead=[p for p in self.own if p.dead and p.engine < self.goal.engines and p.engine not in current],
+            fit=self.fit,
+            sync_pods=self.observed.sync_pods(),
+            sync_waits=self.jobs.waiting_for,
+            weights=self.weights,
+            reported=self.reported,
+        )
+
+
+def identify(body: Mapping[str, Any]) -> FleetIdentity:
+    """Who the fleet is."""
+    metadata = body["metadata"]
+    return FleetIdentity(name=metadata["name"], namespace=metadata["namespace"], uid=metadata["uid"])
+
+
+def view_fleet(
+    body: Mapping[str, Any], previous: RolloutFleetStatus, observed: Observed, images: Images, now: datetime
+) -> FleetView:
+    """Everything that one pass decides.
+
+    Args:
+        body: the fleet as stored now.
+        previous: its status, parsed.
+        observed: what the watches know.
+        images: for fleets that name none.
+        now: for delays.
+
+    Raises:
+        InvalidSpecError: the fleet, or a WeightSync's status, cannot be read.
+    """
+    spec, fleet = parse_fleet_spec(body), identify(body)
+    template = render_engine_template(fleet, spec, images)
+    fit = plan_fit(spec.parallelism.tensor, spec.placement.gpu_resource, observed.nodes)
+    goal = EngineGoal(engines=spec.engines, revision=template.revision, may_disrupt=fit.fits is not False)
+    own = observed.engine_pods(fleet.uid)
+    active = plan_active(observed.weightsyncs)
+    job = None if active is None or spec.suspend else render_sync_job(fleet, spec, active.name, images)
+    reports = {sync.uid: parse_weightsync_status({"status": sync.status}) for sync in observed.weightsyncs}
+    report = reports.get(active.uid) if active is not None else None
+    shared = [*render_services(fleet), render_members(fleet, plan_roster(fleet.name, fleet.uid, goal, own))]
+    if active is not None:
+        shared += render_sync_access(fleet, active.name)
+    return FleetView(
+        fleet=fleet,
+        generation=body["metadata"]["generation"],
+        spec=spec,
+        observed=observed,
+        template=template,
+        goal=goal,
+        fit=fit,
+        own=own,
+        engines=plan_engines(goal, own, observed.foreign_engine_pods(fleet.uid), now),
+        active=active,
+        job=job,
+        jobs=plan_sync_job(job.name if job else "", fleet.uid, observed.jobs, observed.sync_pods()),
+        shared=tuple(shared),
+        weights=fold_weights(previous.weights, reports.values(), report),
+        reported=report is not None and report.members is not None,
+    )

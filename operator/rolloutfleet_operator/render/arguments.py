@@ -1,0 +1,31 @@
+"""The command line of ``vllm serve``."""
+
+from rolloutfleet.contract.names import GENERATION_PORT
+from rolloutfleet_operator.api.fleet import Dtype, LoadFormat, RolloutFleetSpec
+
+MODEL_PATH = "/models/model"
+"""Where a model that is not from the hub is mounted."""
+
+_LOAD_FORMATS = {LoadFormat.AUTO: "auto", LoadFormat.DUMMY: "dummy"}
+_DTYPES = {Dtype.AUTO: "auto", Dtype.BFLOAT16: "bfloat16", Dtype.FLOAT16: "float16", Dtype.FLOAT32: "float32"}
+
+
+def render_arguments(spec: RolloutFleetSpec) -> list[str]:
+    """The model, then the operator's arguments, then the user's sorted by name."""
+    model = spec.model
+    local = model.source is not None and model.source.local
+    own = {
+        "served-model-name": spec.served_name,
+        "tensor-parallel-size": str(spec.parallelism.tensor),
+        "port": str(GENERATION_PORT),
+        "load-format": _LOAD_FORMATS[model.load_format],
+        "dtype": _DTYPES[model.dtype],
+    }
+    if model.max_model_length is not None:
+        own["max-model-len"] = str(model.max_model_length)
+    if model.revision is not None:
+        own["revision"] = model.revision
+    arguments = [MODEL_PATH if local else model.name]
+    arguments += [f"--{key}={value}" for key, value in own.items()]
+    arguments += [f"--{key}={value}" if value else f"--{key}" for key, value in sorted(spec.engine.args.items())]
+    return arguments

@@ -1,0 +1,195 @@
+"""Engine pods: one template per revision, and one pod per engine and incarnation of it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from rolloutfleet.contract import names
+from rolloutfleet_operator import naming
+from rolloutfleet_operator.api.fleet import LoadFormat, RolloutFleetSpec
+from rolloutfleet_operator.config import Images
+from rolloutfleet_operator.render.arguments import MODEL_PATH, render_arguments
+from rolloutfleet_operator.render.identity import FleetIdentity, Manifest
+from rolloutfleet_operator.render.revision import revision_of
+from rolloutfleet_operator.render.security import container_security, pod_security
+
+CONTAINER = "engine"
+STARTUP_PERIOD_SECONDS = 2
+STARTUP_SECONDS = 3600
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTemplate:
+    """What every engine pod of one revision has in common."""
+
+    revision: str
+    ranks: int
+    labels: dict[str, str]
+    annotations: dict[str, str]
+    spec: Manifest
+
+
+def render_engine_template(fleet: FleetIdentity, spec: RolloutFleetSpec, images: Images) -> EngineTemplate:
+    """The template of the fleet's engine pods; its revision changes with anything in it."""
+    template = spec.template
+    pod = {
+        "automountServiceAccountToken": False,
+        "containers": [_container(fleet, spec, images)],
+        "enableServiceLinks": False,
+        "restartPolicy": "Always",
+        "securityContext": pod_security(),
+        "subdomain": naming.engines_service_name(fleet.name),
+        "terminationGracePeriodSeconds": template.termination_grace_period_seconds,
+        "volumes": _volumes(fleet, spec),
+        **_overlay(spec),
+    }
+    labels, annotations = dict(template.labels), dict(template.annotations)
+    revision = revision_of({"spec": pod, "labels": labels, "annotations": annotations})
+    return EngineTemplate(
+        revision=revision, ranks=spec.parallelism.tensor, labels=labels, annotations=annotations, spec=pod
+    )
+
+
+def render_engine_pod(fleet: FleetIdentity, template: EngineTemplate, engine: int, incarnation: int) -> Manifest:
+    """One engine pod: the template with its own name, labels, host name and engine number."""
+    name = naming.engine_pod_name(fleet.name, engine, 0, incarnation)
+    labels = {
+        **template.labels,
+        naming.LABEL_ENGINE: str(engine),
+        naming.LABEL_INCARNATION: str(incarnation),
+        naming.LABEL_RANK: "0",
+        naming.LABEL_REVISION: template.revision,
+    }
+    metadata = fleet.metadata(name, naming.ROLE_LEADER, labels)
+    metadata["annotations"] = dict(
+        sorted({**template.annotations, naming.ANNOTATION_RANKS: str(template.ranks)}.items())
+    )
+    container = template.spec["containers"][0]
+    env = [{"name": names.ENV_ENGINE, "value": str(engine)}, *container["env"]]
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": metadata,
+        "spec": {**template.spec, "containers": [{**container, "env": env}], "hostname": name},
+    }
+
+
+def _container(fleet: FleetIdentity, spec: RolloutFleetSpec, images: Images) -> Manifest:
+    return {
+        "args": render_arguments(spec),
+        "command": ["python3", "-m", "rolloutfleet_worker", "--"],
+        "env": _environment(fleet, spec),
+        "image": spec.engine.image or images.worker,
+        "livenessProbe": _probe("live", periodSeconds=10, timeoutSeconds=5, failureThreshold=3),
+        "name": CONTAINER,
+        "ports": [
+            {"containerPort": names.GENERATION_PORT, "name": "generation", "protocol": "TCP"},
+            {"containerPort": names.WORKER_CONTROL_PORT, "name": "control", "protocol": "TCP"},
+        ],
+        "readinessProbe": _probe("ready", periodSeconds=1, timeoutSeconds=5, failureThreshold=1),
+        "resources": _resources(spec),
+        "securityContext": container_security(),
+        "startupProbe": _probe(
+            "started",
+            periodSeconds=STARTUP_PERIOD_SECONDS,
+            timeoutSeconds=5,
+            failureThreshold=STARTUP_SECONDS // STARTUP_PERIOD_SECONDS,
+        ),
+        "volumeMounts": _mounts(spec),
+    }
+
+
+def _probe(answer: str, **timing: int) -> Manifest:
+    return {"httpGet": {"path": f"/healthz/{answer}", "port": "control"}, **timing}
+
+
+def _environment(fleet: FleetIdentity, spec: RolloutFleetSpec) -> list[Manifest]:
+    """The operator's variables, then the user's; a user may replace those that are not ROLLOUTFLEET_."""
+    fixed = {
+        names.ENV_FLEET: fleet.name,
+        names.ENV_FLEET_UID: fleet.uid,
+        names.ENV_NAMESPACE: fleet.namespace,
+        names.ENV_RANKS: str(spec.parallelism.tensor),
+        names.ENV_MODEL: spec.served_name,
+        names.ENV_TOKEN_FILE: names.TOKEN_FILE,
+        names.ENV_AWAIT_FIRST_REFIT: "true" if spec.model.load_format is LoadFormat.DUMMY else "false",
+    }
+    from_pod = {
+        names.ENV_POD_NAME: "metadata.name",
+        names.ENV_POD_UID: "metadata.uid",
+        names.ENV_POD_IP: "status.podIP",
+    }
+    defaults = {"HOME": "/tmp", "USER": "rolloutfleet"}  # noqa: S108  a volume of the pod's own
+    if spec.placement.gpu_resource:
+        # Without it the communicator between trainer and engines may fail to set up peer access; it must be equal on both sides.
+        defaults["NCCL_CUMEM_ENABLE"] = "1"
+    chosen = {variable.name for variable in spec.engine.env}
+    return [
+        *({"name": name, "value": value} for name, value in fixed.items()),
+        *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in from_pod.items()),
+        *({"name": name, "value": value} for name, value in defaults.items() if name not in chosen),
+        *(variable.body() for variable in spec.engine.env),
+    ]
+
+
+def _resources(spec: RolloutFleetSpec) -> Manifest:
+    resources = {key: dict(sorted(amounts.items())) for key, amounts in spec.engine.resources.body().items() if amounts}
+    if gpu := spec.placement.gpu_resource:
+        resources["limits"] = resources.get("limits", {}) | {gpu: str(spec.parallelism.tensor)}
+    return resources
+
+
+def _volumes(fleet: FleetIdentity, spec: RolloutFleetSpec) -> list[Manifest]:
+    mounted = {mount.mount_path for mount in spec.template.volume_mounts}
+    volumes: list[Manifest] = [
+        {
+            "name": f"{naming.VOLUME_PREFIX}token",
+            "secret": {"defaultMode": 0o440, "secretName": naming.token_name(fleet.name)},
+        }
+    ]
+    volumes += [_volume for path, _volume in _scratch().items() if path not in mounted]
+    source = spec.model.source
+    if source is not None and source.persistent_volume_claim is not None:
+        claim = {"claimName": source.persistent_volume_claim.claim_name, "readOnly": True}
+        volumes.append({"name": f"{naming.VOLUME_PREFIX}model", "persistentVolumeClaim": claim})
+    if source is not None and source.host_path is not None:
+        host = {"path": source.host_path.path, "type": "Directory"}
+        volumes.append({"hostPath": host, "name": f"{naming.VOLUME_PREFIX}model"})
+    return [*volumes, *(volume.body() for volume in spec.template.volumes)]
+
+
+def _scratch() -> dict[str, Manifest]:
+    """Path -> volume that the operator gives unless the user mounts something there."""
+    return {
+        "/dev/shm": {"emptyDir": {"medium": "Memory"}, "name": f"{naming.VOLUME_PREFIX}shm"},  # noqa: S108
+        "/tmp": {"emptyDir": {}, "name": f"{naming.VOLUME_PREFIX}tmp"},  # noqa: S108
+    }
+
+
+def _mounts(spec: RolloutFleetSpec) -> list[Manifest]:
+    mounted = {mount.mount_path for mount in spec.template.volume_mounts}
+    mounts: list[Manifest] = [
+        {"mountPath": names.TOKEN_DIRECTORY, "name": f"{naming.VOLUME_PREFIX}token", "readOnly": True}
+    ]
+    mounts += [{"mountPath": path, "name": v["name"]} for path, v in _scratch().items() if path not in mounted]
+    source = spec.model.source
+    if source is not None and source.local:
+        model: Manifest = {"mountPath": MODEL_PATH, "name": f"{naming.VOLUME_PREFIX}model", "readOnly": True}
+        if source.persistent_volume_claim is not None and source.persistent_volume_claim.path:
+            model["subPath"] = source.persistent_volume_claim.path
+        mounts.append(model)
+    return [*mounts, *(mount.body() for mount in spec.template.volume_mounts)]
+
+
+def _overlay(spec: RolloutFleetSpec) -> dict[str, Any]:
+    """The fields of the template that go into the pod as they are, without those that are empty."""
+    template = spec.template
+    fields = {
+        "affinity": template.affinity,
+        "imagePullSecrets": [secret.body() for secret in template.image_pull_secrets],
+        "nodeSelector": dict(sorted(template.node_selector.items())),
+        "priorityClassName": template.priority_class_name,
+        "runtimeClassName": template.runtime_class_name,
+        "serviceAccountName": template.service_account_name,
+        "tolerations": [toleration.body() for toleration in template.tolerations],
+    }
+    return {name: value for name, value in fields.items() if value}

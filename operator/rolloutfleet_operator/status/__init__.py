@@ -1,0 +1,1 @@
+"""Pure summaries: what was observed and planned in, conditions and counts out."""

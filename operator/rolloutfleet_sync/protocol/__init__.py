@@ -1,0 +1,6 @@
+"""The sync job's state machine: events in, commands out, time passed in.
+
+Nothing below imports asyncio, an HTTP library, a clock, randomness or the environment; identifiers of sessions and refits come with
+their events. :func:`~rolloutfleet_sync.protocol.machine.step` is the only way to change a state, and
+:mod:`~rolloutfleet_sync.protocol.view` the only way to show one.
+"""

@@ -1,0 +1,249 @@
+"""What a refit does when a member does not answer, refuses, restarts, or is replaced.
+
+Before the decision any of these aborts the refit. After it the version is published, so the member is a casualty: the others go on, and the
+refit ends Failed, naming it.
+"""
+
+from rolloutfleet.contract.policy import CachePolicy
+from rolloutfleet.contract.problems import Problem, ProblemCode
+from rolloutfleet.contract.trainer import Phase
+from rolloutfleet.contract.worker import CommitReport, WorkerReport, WorkerState
+from rolloutfleet_sync.protocol.draft import Draft
+from rolloutfleet_sync.protocol.ledger import TRAINER, name_some
+from rolloutfleet_sync.protocol.members import accept_report, note_cache
+from rolloutfleet_sync.protocol.model import MemberRecord, Step, Verb
+from rolloutfleet_sync.protocol.outcome import abort_refit, drop_from_abort, give_up_aborting, note_abort_failure
+from rolloutfleet_sync.protocol.recovery import lose_commit
+from rolloutfleet_sync.protocol.refit import (
+    call_again,
+    close_ledger_when_full,
+    finish_commit_step,
+    finish_resume_step,
+    restart_gathering,
+)
+
+
+def lose_member(draft: Draft, pod_uid: str, code: ProblemCode, message: str) -> None:
+    """Abort the refit for this member's sake, or count it as a casualty when the version is already decided."""
+    refit = draft.state.active
+    if refit is None or all(seat.pod_uid != pod_uid for seat in refit.seats) or refit.step is Step.GATHER:
+        return
+    seat = refit.seat(pod_uid)
+    if not refit.decided:
+        abort_refit(draft, code, message, seat.pod_name)
+        return
+    if pod_uid in refit.casualties:
+        return
+    problem = Problem(code=code, message=message, phase=refit.phase.value, member=seat.pod_name)
+    draft.change_refit(
+        casualties={**refit.casualties, pod_uid: problem},
+        waiting=refit.waiting - {pod_uid},
+        retry_at={uid: at for uid, at in refit.retry_at.items() if uid != pod_uid},
+    )
+    draft.publish()
+    if refit.step is Step.COMMIT:
+        finish_commit_step(draft)
+    elif refit.step is Step.RESUME:
+        finish_resume_step(draft)
+
+
+def note_commit(draft: Draft, pod_uid: str, report: CommitReport) -> None:
+    """One member has published the version; one that kept its prefix cache against the policy stays paused."""
+    refit = draft.refit
+    name = refit.seat(pod_uid).pod_name
+    if report.version != refit.version:
+        lose_member(
+            draft,
+            pod_uid,
+            ProblemCode.ENGINE_FAILED,
+            f"{name} committed version {report.version} when asked for {refit.version}",
+        )
+        return
+    if draft.state.policy.cache is CachePolicy.RESET and report.cache_reset is not True:
+        note_cache(draft, pod_uid, reset=False)
+        answer = "nothing" if report.cache_reset is None else "False"
+        lose_member(
+            draft,
+            pod_uid,
+            ProblemCode.CACHE_NOT_RESET,
+            f"{name} could not reset its prefix cache (vLLM answered {answer}) and stays paused until it can; "
+            "delete its pod to replace it",
+        )
+        return
+    draft.change_member(pod_uid, cache_held=False)
+    draft.change_refit(waiting=refit.waiting - {pod_uid})
+    finish_commit_step(draft)
+
+
+def note_resume(draft: Draft, pod_uid: str, report: WorkerReport, call: int) -> None:
+    """One member was asked to generate again."""
+    accept_report(draft, pod_uid, report, call)
+    if report.state is not WorkerState.SERVING:
+        name = draft.refit.seat(pod_uid).pod_name
+        message = f"{name} is {report.state.value} after it was asked to resume"
+        lose_member(draft, pod_uid, ProblemCode.WRONG_STATE, message)
+        return
+    draft.change_refit(waiting=draft.refit.waiting - {pod_uid})
+    finish_resume_step(draft)
+
+
+def note_refit_failure(draft: Draft, pod_uid: str, verb: Verb, problem: Problem, *, refused: bool) -> None:
+    """A call of the refit failed: repeat what is idempotent and got no answer, else the member is lost."""
+    refit = draft.refit
+    if verb is Verb.ABORT:
+        note_abort_failure(draft, pod_uid, problem, refused=refused)
+    elif verb in {Verb.COMMIT, Verb.RESUME} and not refused:
+        if pod_uid in refit.waiting:
+            draft.change_refit(retry_at={**refit.retry_at, pod_uid: draft.now + draft.state.timing.retry})
+    else:
+        name = refit.seat(pod_uid).pod_name
+        message = problem.message if name in problem.message else f"{name}: {problem.message}"
+        lose_member(draft, pod_uid, problem.code, message)
+
+
+def observe_member(draft: Draft, pod_uid: str) -> None:
+    """Compare a member's newest report with its seat in the refit under way."""
+    refit = draft.state.active
+    record = draft.state.members.get(pod_uid)
+    if refit is None or record is None or record.report is None or record.failure is not None:
+        return
+    if refit.step in {Step.GATHER, Step.ABORT} or all(seat.pod_uid != pod_uid for seat in refit.seats):
+        return
+    seat = refit.seat(pod_uid)
+    report = record.report
+    if report.instance != seat.instance:
+        message = (
+            f"the container of {seat.pod_name} restarted during the refit: instance {seat.instance} became "
+            f"{report.instance}"
+        )
+        lose_member(draft, pod_uid, ProblemCode.MEMBER_ABSENT, message)
+    elif report.state is WorkerState.FAILED:
+        lose_member(
+            draft,
+            pod_uid,
+            ProblemCode.ENGINE_FAILED,
+            f"vLLM of {seat.pod_name} failed: {report.message or 'no reason'}",
+        )
+
+
+def observe_roster(draft: Draft) -> None:
+    """Compare the roster with the seats of the refit under way; pods that came in addition wait for the next refit."""
+    refit = draft.state.active
+    if refit is None:
+        return
+    if refit.step is Step.GATHER:
+        restart_gathering(draft)
+        return
+    members = draft.state.members
+    for seat in refit.seats:
+        record = members.get(seat.pod_uid)
+        if record is not None and record.member.address == seat.address and record.member.ranks == seat.ranks:
+            continue
+        if refit.step is Step.ABORT:
+            drop_from_abort(draft, seat.pod_uid)
+            continue
+        heir = next((r.pod_name for r in members.values() if r.member.engine == seat.engine), None)
+        if record is not None:
+            fate = f"{seat.pod_name} moved from {seat.address} to {record.member.address or 'no address'}"
+        elif heir is not None:
+            fate = f"{seat.pod_name} of engine {seat.engine} was replaced by {heir}"
+        else:
+            fate = f"{seat.pod_name} of engine {seat.engine} left the fleet"
+        lose_member(draft, seat.pod_uid, ProblemCode.MEMBER_ABSENT, f"{fate} during the refit")
+
+
+def lose_silent_members(draft: Draft) -> None:
+    """Members of the refit that have not answered for too long are lost before the phase's deadline."""
+    refit = draft.state.active
+    if refit is None or refit.step in {Step.GATHER, Step.ABORT, Step.RECORD}:
+        return
+    for seat in refit.seats:
+        record = draft.state.members.get(seat.pod_uid)
+        if record is None or record.failure is None:
+            continue
+        if draft.now - record.failing_since >= draft.state.timing.unreachable:
+            message = (
+                f"{seat.pod_name} has not answered for {draft.state.timing.unreachable:g} s: {record.failure.message}"
+            )
+            lose_member(draft, seat.pod_uid, ProblemCode.MEMBER_ABSENT, message)
+
+
+def repeat_calls(draft: Draft) -> None:
+    """Repeat the calls whose turn it is."""
+    refit = draft.state.active
+    for pod_uid, at in sorted(refit.retry_at.items() if refit else ()):
+        if at <= draft.now and draft.state.active is not None:
+            call_again(draft, pod_uid)
+
+
+def enforce_deadline(draft: Draft) -> None:
+    """End a phase whose time is up."""
+    refit = draft.state.active
+    if refit is None or draft.now < refit.deadline:
+        return
+    spent = f"{draft.now - refit.phase_started:.0f} s"
+    match refit.step:
+        case Step.ABORT:
+            give_up_aborting(draft)
+        case Step.GATHER:
+            close_ledger_when_full(draft)
+            if draft.refit.active and draft.refit.step is Step.GATHER:
+                message, member = describe_absent(draft, spent)
+                abort_refit(draft, ProblemCode.MEMBER_ABSENT, message, member)
+        case Step.INTENT:
+            abort_refit(
+                draft, ProblemCode.DEADLINE_EXCEEDED, f"the intent could not be written to the status within {spent}"
+            )
+        case Step.RECORD:
+            lose_commit(draft, f"no answer within {spent}")
+        case Step.COMMIT | Step.RESUME:
+            for pod_uid in sorted(refit.waiting):
+                name = refit.seat(pod_uid).pod_name
+                message = f"{name} did not answer {refit.step.value} within {spent}"
+                lose_member(draft, pod_uid, ProblemCode.DEADLINE_EXCEEDED, message)
+        case _:
+            waited = [refit.seat(uid).pod_name for uid in refit.waiting]
+            waited += [TRAINER] if refit.trainer_pending else []
+            abort_refit(
+                draft,
+                ProblemCode.DEADLINE_EXCEEDED,
+                f"phase {refit.phase.value} ended after {spent}: no answer to {refit.step.value} from {name_some(waited)}",
+                waited[0] if len(waited) == 1 else "",
+            )
+
+
+def describe_absent(draft: Draft, spent: str) -> tuple[str, str]:
+    """Who is missing from the ledger and why; and the pod to blame when there is one only."""
+    state = draft.state
+    roster = state.roster
+    if roster is None or not roster.engines:
+        return f"the fleet has no engines: waited {spent} for a member", ""
+    present = {member.engine for member in roster.members}
+    missing = [engine for engine in range(roster.engines) if engine not in present]
+    reasons = [f"engine {engine} has no pod" for engine in missing[:8]]
+    absent = [record for uid, record in sorted(state.members.items()) if uid in draft.refit.waiting]
+    reasons += [f"{record.pod_name} {_absence(record)}" for record in absent[:8]]
+    left_out = max(len(missing) - 8, 0) + max(len(absent) - 8, 0)
+    more = f"; and {left_out} more" if left_out else ""
+    total = len(missing) + len(absent)
+    message = f"{total} of {roster.engines} engines did not come within {spent}: {'; '.join(reasons)}{more}"
+    return message, absent[0].pod_name if total == 1 and absent else ""
+
+
+def _absence(record: MemberRecord) -> str:
+    if not record.member.address:
+        return "has no address yet"
+    if record.failure is not None:
+        return f"does not answer: {record.failure.message}"
+    if record.report is None:
+        return "has not answered yet"
+    if record.cache_held:
+        return "has a prefix cache that vLLM could not reset; delete its pod to replace it"
+    detail = f" ({record.report.message})" if record.report.message else ""
+    return f"is {record.report.state.value}{detail}"
+
+
+def lose_trainer(draft: Draft, code: ProblemCode, message: str) -> None:
+    """The trainer is gone: give up what is not decided; what is decided goes on without it."""
+    if draft.state.active is not None and draft.refit.phase is not Phase.ABORTING:
+        abort_refit(draft, code, message, TRAINER)

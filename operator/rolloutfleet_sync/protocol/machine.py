@@ -1,0 +1,258 @@
+"""The only way to change a state: one event in, the next state and its commands out."""
+
+from dataclasses import replace
+
+from pydantic import BaseModel
+
+from rolloutfleet.contract.problems import Problem, ProblemCode, ProblemError
+from rolloutfleet.contract.worker import (
+    CacheReport,
+    CheckReport,
+    CommitReport,
+    JoinReport,
+    ReceiveReport,
+    ResetCache,
+    WorkerReport,
+)
+from rolloutfleet_sync.protocol import events, losses, members, outcome, recovery, refit, sessions
+from rolloutfleet_sync.protocol.commands import Command
+from rolloutfleet_sync.protocol.draft import Draft
+from rolloutfleet_sync.protocol.model import PAUSED_PHASES, CacheReset, PendingCall, State, Step, Verb
+
+ANSWERS: dict[Verb, type[BaseModel]] = {
+    Verb.REPORT: WorkerReport,
+    Verb.ADMIT: WorkerReport,
+    Verb.CHECK: CheckReport,
+    Verb.JOIN: JoinReport,
+    Verb.PAUSE: WorkerReport,
+    Verb.RECEIVE: ReceiveReport,
+    Verb.COMMIT: CommitReport,
+    Verb.RESUME: WorkerReport,
+    Verb.ABORT: WorkerReport,
+    Verb.RESET_CACHE: CacheReport,
+}
+"""What a worker answers to each call."""
+
+
+def step(state: State, event: events.Event, now: float) -> tuple[State, tuple[Command, ...]]:
+    """The state after this event and what is to be done; ``now`` is in seconds of a clock that never goes back.
+
+    Raises ProblemError when a trainer's request is refused; the state is then unchanged.
+    """
+    draft = Draft(state, now)
+    _handle(draft, event)
+    recovery.progress_recovery(draft)
+    sessions.drop_orphaned_group(draft)
+    refit.start_queued_refit(draft)
+    return draft.state, tuple(draft.commands)
+
+
+def _handle(draft: Draft, event: events.Event) -> None:
+    match event:
+        case events.Tick():
+            _tick(draft)
+        case events.CallAnswered(number, answer):
+            _answered(draft, number, answer)
+        case events.CallFailed(number, problem, refused):
+            _failed(draft, number, problem, refused=refused)
+        case events.RosterChanged(roster):
+            members.change_roster(draft, roster)
+            losses.observe_roster(draft)
+        case events.StatusRead(record):
+            recovery.note_status(draft, record)
+        case events.StatusUnreadable():
+            recovery.note_unreadable(draft)
+        case events.RecordWritten(write):
+            _written(draft, write)
+        case events.WriteFailed(write, message):
+            _write_failed(draft, write, message)
+        case events.CacheResetRequested(reset):
+            _reset_caches(draft, reset)
+        case events.CacheResetShown(reset):
+            draft.change(cache_resets={key: known for key, known in draft.state.cache_resets.items() if key != reset})
+        case events.StopRequested():
+            _stop(draft)
+        case _:
+            _handle_trainer(draft, event)
+
+
+def _handle_trainer(draft: Draft, event: events.Event) -> None:
+    match event:
+        case events.SessionOpened():
+            sessions.open_session(draft, event)
+        case events.SessionRenewed(session):
+            sessions.renew_session(draft, session)
+        case events.SessionClosed(session):
+            held = sessions.require_session(draft.state, session)
+            sessions.end_session(draft, f"trainer {held.request.trainer} closed its session")
+        case events.RefitRequested():
+            sessions.request_refit(draft, event)
+        case events.TrainerHasJoined():
+            sessions.note_trainer_joined(draft, event)
+        case events.TrainerHasSent():
+            sessions.note_trainer_sent(draft, event)
+        case events.TrainerHasFailed():
+            sessions.note_trainer_failed(draft, event)
+
+
+def _tick(draft: Draft) -> None:
+    recovery.read_when_due(draft)
+    sessions.expire_session(draft)
+    losses.lose_silent_members(draft)
+    losses.repeat_calls(draft)
+    losses.enforce_deadline(draft)
+    members.poll_members(draft)
+
+
+def _answered(draft: Draft, number: int, answer: BaseModel) -> None:
+    call = draft.take_call(number)
+    if call is None:
+        return
+    expected = ANSWERS[call.verb]
+    if not isinstance(answer, expected):
+        raise TypeError(
+            f"the answer to {call.verb.value or 'report'} is a {type(answer).__name__}, not {expected.__name__}"
+        )
+    if call.cache_reset:
+        _note_cache_reset(draft, call, isinstance(answer, CacheReport) and answer.cache_reset)
+    elif call.refit:
+        if draft.state.active is not None and draft.state.active.id == call.refit:
+            _refit_answered(draft, call, answer)
+    else:
+        members.finish_background(draft, call, answer)
+        if isinstance(answer, WorkerReport):
+            if call.verb is Verb.REPORT:
+                members.reconcile_member(draft, call.pod_uid)
+            _observe(draft, call.pod_uid)
+
+
+def _observe(draft: Draft, pod_uid: str) -> None:
+    losses.observe_member(draft, pod_uid)
+    active = draft.state.active
+    if active is not None and active.step is Step.GATHER:
+        refit.gather_member(draft, pod_uid)
+
+
+def _refit_answered(draft: Draft, call: PendingCall, answer: BaseModel) -> None:
+    uid = call.pod_uid
+    if uid not in draft.refit.waiting:
+        return
+    match answer:
+        case CheckReport():
+            refit.note_check(draft, uid, answer)
+        case JoinReport():
+            refit.note_join(draft, uid, answer)
+        case ReceiveReport():
+            refit.note_receive(draft, uid, answer)
+        case CommitReport():
+            losses.note_commit(draft, uid, answer)
+        case WorkerReport() if call.verb is Verb.PAUSE:
+            refit.note_pause(draft, uid, answer)
+        case WorkerReport() if call.verb is Verb.RESUME:
+            losses.note_resume(draft, uid, answer, call.number)
+        case WorkerReport() if call.verb is Verb.ABORT:
+            outcome.note_abort_answer(draft, uid, answer, call.number)
+
+
+def _failed(draft: Draft, number: int, problem: Problem, *, refused: bool) -> None:
+    call = draft.take_call(number)
+    if call is None:
+        return
+    if call.cache_reset:
+        _note_cache_reset(draft, call, reset=False)
+    elif call.refit:
+        if draft.state.active is not None and draft.state.active.id == call.refit:
+            losses.note_refit_failure(draft, call.pod_uid, call.verb, problem, refused=refused)
+    else:
+        members.fail_background(draft, call.pod_uid, call.verb, problem, refused=refused)
+
+
+def _written(draft: Draft, write: int) -> None:
+    if recovery.finish_recovery_commit(draft, write) or draft.state.write != write:
+        return
+    draft.change(write=None)
+    if draft.refit.step is Step.INTENT:
+        refit.begin_pausing(draft)
+    else:
+        refit.begin_committing(draft)
+
+
+def _write_failed(draft: Draft, write: int, message: str) -> None:
+    if recovery.fail_recovery_commit(draft, write) or draft.state.write != write:
+        return
+    draft.change(write=None)
+    if draft.refit.step is Step.INTENT:
+        outcome.abort_refit(
+            draft, ProblemCode.DEADLINE_EXCEEDED, f"the intent could not be written to the status: {message}"
+        )
+    else:
+        recovery.lose_commit(draft, message)
+
+
+def _reset_caches(draft: Draft, reset: str) -> None:
+    state = draft.state
+    if state.active is not None or state.recovery is not None or state.roster is None:
+        phase = state.active.phase.value if state.active else "Pending"
+        raise ProblemError(
+            ProblemCode.WRONG_STATE, f"prefix caches are not reset in phase {phase}; wait for the end of the refit"
+        )
+    missing = {
+        f"engine-{engine}": False
+        for engine in range(state.roster.engines)
+        if all(member.engine != engine for member in state.roster.members)
+    }
+    silent = {r.pod_name: False for r in state.members.values() if not r.member.address}
+    asked = {uid: record for uid, record in state.members.items() if record.member.address}
+    pending = CacheReset(reset, frozenset(asked), {**missing, **silent})
+    draft.change(cache_resets={**state.cache_resets, reset: pending})
+    for uid, record in asked.items():
+        message = ResetCache(**draft.header(uid))
+        draft.call(record, Verb.RESET_CACHE, message, state.timing.call, cache_reset=reset)
+
+
+def _note_cache_reset(draft: Draft, call: PendingCall, reset: bool) -> None:
+    known = draft.state.cache_resets.get(call.cache_reset)
+    if known is None:
+        return
+    record = draft.state.members.get(call.pod_uid)
+    name = record.pod_name if record else call.pod_uid
+    changed = replace(known, waiting=known.waiting - {call.pod_uid}, reset={**known.reset, name: reset})
+    draft.change(cache_resets={**draft.state.cache_resets, known.id: changed})
+
+
+def _stop(draft: Draft) -> None:
+    draft.change(stopping=True)
+    active = draft.state.active
+    if active is not None and active.step in {Step.GATHER, Step.CHECK, Step.JOIN, Step.INTENT, Step.PAUSE}:
+        outcome.abort_refit(draft, ProblemCode.WRONG_STATE, "the sync job is stopping")
+
+
+def may_publish(state: State) -> bool:
+    """Whether a report may be written now: no durable write is under way or in doubt, and no engine waits for the sync job."""
+    if state.record is None or state.reading or state.write is not None:
+        return False
+    if state.recovery is not None and state.recovery.write is not None:
+        return False
+    return state.active is None or state.active.phase not in PAUSED_PHASES
+
+
+def next_wakeup(state: State) -> float:
+    """When the next :class:`~rolloutfleet_sync.protocol.events.Tick` is due; infinite when only an event can change anything."""
+    times = [record.poll_at for record in state.members.values() if record.call is None and record.member.address]
+    active = state.active
+    if active is not None:
+        times += [active.deadline, *active.retry_at.values()]
+        times += [
+            record.failing_since + state.timing.unreachable
+            for seat in active.seats
+            if seat.pod_uid not in active.casualties
+            and active.step not in {Step.GATHER, Step.ABORT, Step.RECORD}
+            and (record := state.members.get(seat.pod_uid))
+        ]
+    if state.session is not None:
+        times.append(state.session.expires)
+    if state.reading:
+        times.append(state.read_at)
+    if state.recovery is not None and not state.reading and state.recovery.write is None:
+        times.append(state.recovery.deadline)
+    return min(times, default=float("inf"))

@@ -1,0 +1,263 @@
+"""The members of the roster: polling them, and bringing each to where the fleet stands when no refit needs it.
+
+A member that no refit holds is compared with the committed version at every report and gets at most one call at a time: ``abort`` when it
+is stuck in a group, ``commit`` when it missed one, ``resume`` when it was left paused, ``admit`` when it has not been told the version.
+"""
+
+from dataclasses import replace
+
+from pydantic import BaseModel
+
+from rolloutfleet.contract.members import Roster
+from rolloutfleet.contract.policy import CachePolicy
+from rolloutfleet.contract.problems import Problem, ProblemCode
+from rolloutfleet.contract.worker import (
+    Abort,
+    Admit,
+    CacheReport,
+    Commit,
+    CommitReport,
+    ResetCache,
+    Resume,
+    WorkerReport,
+    WorkerState,
+)
+from rolloutfleet_sync.protocol.draft import Draft
+from rolloutfleet_sync.protocol.model import MemberRecord, PendingCall, Seat, State, Step, Verb
+
+WHOLE = frozenset({WorkerState.SERVING, WorkerState.PAUSED})
+STUCK = frozenset({WorkerState.RECEIVING, WorkerState.RECEIVED})
+
+
+def held_version(report: WorkerReport) -> int:
+    """The whole version in a worker's memory, committed or not; meaningless while it is dirty."""
+    if report.state is WorkerState.RECEIVED and report.version_in_flight:
+        return report.version_in_flight
+    return report.version
+
+
+def is_admitted(record: MemberRecord, version: int) -> bool:
+    """Whether the member serves the committed version and has been told so."""
+    report = record.report
+    return (
+        record.failure is None
+        and report is not None
+        and report.state in WHOLE
+        and report.admitted == version
+        and report.version == version
+        and not record.cache_held
+    )
+
+
+def change_roster(draft: Draft, roster: Roster) -> None:
+    """Take over the operator's roster; records of pods that stay are kept, new pods are polled at once."""
+    known = draft.state.members
+    members = {}
+    for member in roster.members:
+        record = known.get(member.pod_uid)
+        if record is None or record.member.address != member.address:
+            record = MemberRecord(member=member, poll_at=draft.now)
+        elif record.member != member:
+            record = replace(record, member=member, poll_at=draft.now)
+        members[member.pod_uid] = record
+    draft.change(roster=roster, members=members)
+    draft.publish()
+
+
+def poll_members(draft: Draft) -> None:
+    """Ask every member whose turn it is for its report."""
+    for uid, record in draft.state.members.items():
+        if record.call is None and record.poll_at <= draft.now and record.member.address:
+            number = draft.call(record, Verb.REPORT, None, draft.state.timing.call)
+            draft.change_member(uid, call=number)
+
+
+def accept_report(draft: Draft, pod_uid: str, report: WorkerReport, call: int) -> None:
+    """Note what a member says of itself; a report of another pod behind its address counts as silence."""
+    record = draft.state.members.get(pod_uid)
+    if record is None:
+        return
+    if report.pod_uid != pod_uid or report.fleet_uid != draft.state.identity.fleet_uid:
+        wrong_pod = report.pod_uid != pod_uid
+        expected, found = (pod_uid, report.pod_uid) if wrong_pod else (draft.state.identity.fleet_uid, report.fleet_uid)
+        note_failure(
+            draft,
+            pod_uid,
+            Problem(
+                code=ProblemCode.WRONG_POD if wrong_pod else ProblemCode.WRONG_FLEET,
+                message=(
+                    f"{record.member.address} answers as {report.pod_name} of {'pod' if wrong_pod else 'fleet'} uid {found}, "
+                    f"not as {record.pod_name} of {expected}"
+                ),
+                member=record.pod_name,
+            ),
+        )
+        return
+    restarted = record.report is not None and record.report.instance != report.instance
+    before = is_admitted(record, draft.state.version)
+    draft.change_member(
+        pod_uid,
+        report=report,
+        reported_by=call,
+        failure=None,
+        failing_since=float("inf"),
+        # A dirty engine is fenced by itself, and heals with the next refit.
+        cache_held=record.cache_held and not restarted and report.state is not WorkerState.DIRTY,
+        abort_owed=record.abort_owed and not restarted,
+    )
+    if report.epoch > draft.state.epoch:
+        draft.change(epoch=report.epoch, group=None)
+    schedule_poll(draft, pod_uid)
+    if record.failure is not None or before != is_admitted(draft.state.members[pod_uid], draft.state.version):
+        draft.publish()
+
+
+def note_failure(draft: Draft, pod_uid: str, problem: Problem) -> None:
+    """Note that a member could not be asked, or gave no sound answer."""
+    record = draft.state.members.get(pod_uid)
+    if record is None:
+        return
+    draft.change_member(
+        pod_uid,
+        failure=problem,
+        failing_since=min(record.failing_since, draft.now),
+        poll_at=draft.now + draft.state.timing.poll,
+    )
+    if record.failure is None:
+        draft.publish()
+
+
+def poll_again(draft: Draft) -> None:
+    """Ask every member anew, now; the answer to a poll under way would not count."""
+    for uid, record in draft.state.members.items():
+        pending = draft.state.calls.get(record.call) if record.call is not None else None
+        if pending is not None and pending.verb is Verb.REPORT:
+            draft.cancel_calls({pending.number})
+            draft.change_member(uid, call=None)
+        draft.change_member(uid, poll_at=draft.now)
+
+
+def schedule_poll(draft: Draft, pod_uid: str) -> None:
+    """Next report soon while something is amiss or a refit runs, at the heartbeat's pace otherwise."""
+    record = draft.state.members[pod_uid]
+    timing = draft.state.timing
+    calm = is_admitted(record, draft.state.version) and draft.state.active is None
+    draft.change_member(pod_uid, poll_at=draft.now + (timing.heartbeat if calm else timing.poll))
+
+
+def is_held_by_refit(state: State, pod_uid: str) -> bool:
+    """Whether a refit or a recovery decides what happens to this member."""
+    if state.recovery is not None:
+        return True
+    refit = state.active
+    return refit is not None and refit.step is not Step.GATHER and any(s.pod_uid == pod_uid for s in refit.seats)
+
+
+def reconcile_member(draft: Draft, pod_uid: str) -> None:
+    """Give a member that no refit holds the one call that brings it nearer to the committed version."""
+    state = draft.state
+    record = state.members.get(pod_uid)
+    if record is None or record.call is not None or record.report is None or record.failure is not None:
+        return
+    if state.record is None or is_held_by_refit(state, pod_uid):
+        return
+    report = record.report
+    current = held_version(report) == state.version
+    if record.cache_held:
+        if report.state is WorkerState.PAUSED:
+            _background(draft, record, Verb.RESET_CACHE)
+    elif report.state is WorkerState.RECEIVED and current:
+        _background(draft, record, Verb.COMMIT)
+    elif report.state in STUCK or record.abort_owed:
+        _background(draft, record, Verb.ABORT)
+    elif report.state is WorkerState.PAUSED and current:
+        _background(draft, record, Verb.COMMIT if state.version else Verb.RESUME)
+    elif report.state in WHOLE and report.admitted != state.version:
+        _background(draft, record, Verb.ADMIT)
+
+
+def _background(draft: Draft, record: MemberRecord, verb: Verb) -> None:
+    uid = record.member.pod_uid
+    version = draft.state.version
+    if verb is Verb.ABORT and record.report is not None and record.report.epoch >= draft.state.epoch:
+        draft.raise_epoch()
+    header = draft.header(uid)
+    match verb:
+        case Verb.ABORT:
+            message: BaseModel = Abort(**header, reason="no refit is under way")
+        case Verb.COMMIT:
+            message = Commit(**header, version=version, cache=draft.state.policy.cache)
+        case Verb.RESUME:
+            message = Resume(**header)
+        case Verb.RESET_CACHE:
+            message = ResetCache(**header)
+        case _:
+            message = Admit(**header, version=version)
+    draft.change_member(uid, call=draft.call(record, verb, message, draft.state.timing.call))  # type: ignore[arg-type]
+
+
+def finish_background(draft: Draft, call: PendingCall, answer: BaseModel) -> None:
+    """Note the answer to a background call and go on to what follows from it."""
+    pod_uid = call.pod_uid
+    record = draft.state.members.get(pod_uid)
+    if record is None:
+        return
+    draft.change_member(pod_uid, call=None)
+    if isinstance(answer, WorkerReport):
+        if call.verb is Verb.ABORT:
+            draft.change_member(pod_uid, abort_owed=False)
+        accept_report(draft, pod_uid, answer, call.number)
+    elif isinstance(answer, CommitReport):
+        note_cache(draft, pod_uid, answer.cache_reset is True or draft.state.policy.cache is CachePolicy.KEEP)
+        _resume_unless_held(draft, pod_uid)
+    elif isinstance(answer, CacheReport):
+        note_cache(draft, pod_uid, answer.cache_reset)
+        _resume_unless_held(draft, pod_uid)
+
+
+def note_cache(draft: Draft, pod_uid: str, reset: bool) -> None:
+    """Hold a member back until its prefix cache is gone, or let it go."""
+    record = draft.state.members.get(pod_uid)
+    if record is not None and record.cache_held is reset:
+        draft.change_member(pod_uid, cache_held=not reset)
+        draft.publish()
+
+
+def _resume_unless_held(draft: Draft, pod_uid: str) -> None:
+    record = draft.state.members[pod_uid]
+    if not record.cache_held and record.call is None and not is_held_by_refit(draft.state, pod_uid):
+        _background(draft, record, Verb.RESUME)
+
+
+def fail_background(draft: Draft, pod_uid: str, verb: Verb, problem: Problem, *, refused: bool) -> None:
+    """Note that a background call failed; the next report decides what to do about it."""
+    draft.change_member(pod_uid, call=None)
+    if verb is Verb.REPORT or not refused:
+        note_failure(draft, pod_uid, problem)
+    else:
+        record = draft.state.members.get(pod_uid)
+        if record is not None:
+            draft.change_member(pod_uid, poll_at=draft.now + draft.state.timing.poll)
+
+
+def tear_down_group(draft: Draft, reason: str) -> None:
+    """End the kept group: every member that is not held back leaves it; whole ones go on serving."""
+    group = draft.state.group
+    if group is None:
+        return
+    draft.raise_epoch()
+    abort_seats(draft, group.seats, reason)
+    draft.publish()
+
+
+def abort_seats(draft: Draft, seats: tuple[Seat, ...], reason: str) -> None:
+    """Tell members to leave the epoch before the current one, without waiting for their answers."""
+    for seat in seats:
+        record = draft.state.members.get(seat.pod_uid)
+        if record is None or record.cache_held:
+            continue
+        if record.call is not None:
+            draft.cancel_calls({record.call})  # its answer may be older than the abort
+        message = Abort(**draft.header(seat.pod_uid), reason=reason)
+        number = draft.call(record, Verb.ABORT, message, draft.state.timing.call)
+        draft.change_member(seat.pod_uid, call=number, abort_owed=True)

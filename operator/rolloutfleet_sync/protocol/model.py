@@ -1,0 +1,262 @@
+"""The state of the sync job, as immutable values."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum, auto
+
+from rolloutfleet.contract.manifest import Manifest, ManifestFaults
+from rolloutfleet.contract.members import Member, Roster
+from rolloutfleet.contract.policy import RefitPolicy
+from rolloutfleet.contract.problems import Problem
+from rolloutfleet.contract.trainer import OpenSession, Phase, TrainerSent
+from rolloutfleet.contract.worker import ReceiveReport, WorkerReport
+from rolloutfleet_sync.protocol.record import Record
+
+TERMINAL = frozenset({Phase.COMPLETE, Phase.FAILED})
+PAUSED_PHASES = frozenset({Phase.PAUSING, Phase.TRANSFERRING, Phase.VERIFYING, Phase.COMMITTING, Phase.RESUMING})
+"""Phases in which engines may be paused: nothing that can wait is written meanwhile."""
+
+
+class Verb(StrEnum):
+    """The call that a worker is asked to carry out, by its route; REPORT is the root."""
+
+    REPORT = ""
+    ADMIT = "admit"
+    CHECK = "check"
+    JOIN = "join"
+    PAUSE = "pause"
+    RECEIVE = "receive"
+    COMMIT = "commit"
+    RESUME = "resume"
+    ABORT = "abort"
+    RESET_CACHE = "reset-cache"
+
+
+class Step(StrEnum):
+    """Where a refit stands inside its phase."""
+
+    GATHER = auto()
+    CHECK = auto()
+    JOIN = auto()
+    INTENT = auto()
+    PAUSE = auto()
+    RECEIVE = auto()
+    VERIFY = auto()
+    RECORD = auto()
+    COMMIT = auto()
+    RESUME = auto()
+    ABORT = auto()
+    NONE = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Which fleet the sync job works for."""
+
+    fleet: str
+    namespace: str
+    fleet_uid: str
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Intervals in seconds that are not part of a fleet's policy."""
+
+    lease: float = 30.0
+    poll: float = 1.0
+    """Between reports of a member that is not admitted yet."""
+    heartbeat: float = 5.0
+    """Between reports of an admitted member."""
+    call: float = 5.0
+    """Deadline of a call that belongs to no phase."""
+    unreachable: float = 10.0
+    """A member of a refit that has been silent for this long is lost."""
+    aborting: float = 10.0
+    retry: float = 0.5
+    recovery: float = 60.0
+    """How long a restarted sync job waits for the members of the refit that it found under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberRecord:
+    """What is known of one member of the roster."""
+
+    member: Member
+    poll_at: float
+    report: WorkerReport | None = None
+    reported_by: int = 0
+    """The call that brought the report: an answer may be older than it looks, but not older than its question."""
+    failure: Problem | None = None
+    """Why the last report could not be had; None while the member answers."""
+    failing_since: float = float("inf")
+    call: int | None = None
+    """The background call under way; there is never more than one."""
+    cache_held: bool = False
+    """Its prefix cache outlived a commit: it stays paused until vLLM has reset it."""
+    abort_owed: bool = False
+    """An abort did not reach it."""
+
+    @property
+    def pod_name(self) -> str:
+        return self.member.pod_name
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """One member's line in a closed ledger."""
+
+    engine: int
+    pod_name: str
+    pod_uid: str
+    instance: str
+    address: str
+    ranks: int
+    offset: int
+    """Rank of its first process; the trainer is rank 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A trainer and its lease."""
+
+    id: str
+    request: OpenSession
+    expires: float
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A communicator that trainer and workers hold between refits of one session."""
+
+    session: str
+    epoch: int
+    seats: tuple[Seat, ...]
+    checked: frozenset[str] = frozenset()
+    """Digests of the manifests that every member has found loadable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refit:
+    """One attempt to bring the fleet to a version."""
+
+    id: str
+    session: str
+    trainer: str
+    version: int
+    manifest: Manifest | None
+    """None once the refit has ended."""
+    manifest_digest: str
+    tensors: int
+    nbytes: int
+    phase: Phase = Phase.PENDING
+    step: Step = Step.NONE
+    epoch: int = 0
+    sequence: int = 1
+    started: float = 0.0
+    first_call: int = 0
+    """Reports that were asked for before this one do not count."""
+    phase_started: float = 0.0
+    deadline: float = float("inf")
+    seats: tuple[Seat, ...] = ()
+    waiting: frozenset[str] = frozenset()
+    """Pod uids whose answer the step still needs."""
+    retry_at: Mapping[str, float] = field(default_factory=dict)
+    trainer_pending: bool = False
+    faults: Mapping[str, ManifestFaults] = field(default_factory=dict)
+    received: Mapping[str, ReceiveReport] = field(default_factory=dict)
+    sent: TrainerSent | None = None
+    live_digest: str = ""
+    decided: bool = False
+    """The commit has been handed to the store: the refit can no longer be aborted."""
+    committed: bool = False
+    casualties: Mapping[str, Problem] = field(default_factory=dict)
+    """Members that did not finish after the decision, by pod uid."""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    pause_started: float | None = None
+    pause_seconds: float = 0.0
+    problem: Problem | None = None
+
+    @property
+    def active(self) -> bool:
+        return self.phase is not Phase.PENDING and self.phase not in TERMINAL
+
+    def seat(self, pod_uid: str) -> Seat:
+        return next(seat for seat in self.seats if seat.pod_uid == pod_uid)
+
+
+@dataclass(frozen=True, slots=True)
+class PendingCall:
+    """A call whose answer is still to come."""
+
+    number: int
+    pod_uid: str
+    verb: Verb
+    refit: str = ""
+    """Empty for background calls."""
+    cache_reset: str = ""
+    """The cache reset that asked for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """A refit that an earlier sync job left behind, or whose commit may or may not have been written."""
+
+    first_call: int
+    deadline: float
+    write: int | None = None
+    """The commit write under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheReset:
+    """A trainer's wish that every engine drops its prefix cache."""
+
+    id: str
+    waiting: frozenset[str]
+    reset: Mapping[str, bool]
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Everything that the sync job knows."""
+
+    identity: Identity
+    policy: RefitPolicy
+    timing: Timing = Timing()
+    record: Record | None = None
+    """None until the status has been read."""
+    epoch: int = 0
+    """Highest epoch that any party has seen; a kept group always has this one."""
+    reading: bool = True
+    """The record is not known, or no longer: nothing is written before it has been read."""
+    read_at: float = float("-inf")
+    """When to read it next; infinite while a read is under way."""
+    recovery: Recovery | None = None
+    roster: Roster | None = None
+    members: Mapping[str, MemberRecord] = field(default_factory=dict)
+    session: Session | None = None
+    group: Group | None = None
+    refit: Refit | None = None
+    queued: Refit | None = None
+    finished: tuple[Refit, ...] = ()
+    cache_resets: Mapping[str, CacheReset] = field(default_factory=dict)
+    calls: Mapping[int, PendingCall] = field(default_factory=dict)
+    write: int | None = None
+    """The durable write under way for the refit."""
+    next_id: int = 1
+    stopping: bool = False
+
+    @property
+    def version(self) -> int:
+        return self.record.version if self.record else 0
+
+    @property
+    def active(self) -> Refit | None:
+        """The refit under way."""
+        return self.refit if self.refit and self.refit.active else None
+
+
+def initial_state(identity: Identity, policy: RefitPolicy, timing: Timing | None = None) -> State:
+    """A state that knows nothing yet; its first :class:`~rolloutfleet_sync.protocol.events.Tick` asks for the status."""
+    return State(identity=identity, policy=policy, timing=timing or Timing())

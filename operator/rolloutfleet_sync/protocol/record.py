@@ -1,0 +1,58 @@
+"""What must survive the sync job: epoch, committed version and the refit that was under way."""
+
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_serializer, model_validator
+from pydantic.alias_generators import to_camel
+
+
+class _Stored(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True)
+
+
+class IntentMember(_Stored):
+    """One party of an intended refit, down to the launcher process that took part; stored as ``pod/uid/instance``."""
+
+    pod_name: str
+    pod_uid: str
+    instance: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _parse(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        parts = value.split("/", 2)
+        if len(parts) != 3:
+            raise ValueError(f"intent member {value!r} is not of the form pod/uid/instance")
+        return dict(zip(("podName", "podUid", "instance"), parts, strict=True))
+
+    @model_serializer
+    def _render(self) -> str:
+        return f"{self.pod_name}/{self.pod_uid}/{self.instance}"
+
+
+class Intent(_Stored):
+    """Written before the first engine pauses: which members are about to hold which version."""
+
+    epoch: int = Field(ge=0)
+    version: int = Field(ge=1)
+    members: tuple[IntentMember, ...]
+
+
+class Record(_Stored):
+    """The durable part of a WeightSync's status; everything else there is a report."""
+
+    epoch: int = Field(default=0, ge=0)
+    version: int = Field(default=0, ge=0)
+    intent: Intent | None = None
+
+    @model_validator(mode="after")
+    def _finished_intent_is_none(self) -> Self:
+        if self.intent is not None and self.intent.version <= self.version:
+            return self.model_copy(update={"intent": None})
+        return self
+
+    def above(self, epoch: int, version: int) -> "Record":
+        """The same record with epoch and version raised to at least these floors."""
+        return Record(epoch=max(self.epoch, epoch), version=max(self.version, version), intent=self.intent)

@@ -1,0 +1,258 @@
+"""What trainers and the WeightSync's status are shown of a state."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from rolloutfleet.contract.names import GENERATION_PORT
+from rolloutfleet.contract.trainer import (
+    CacheResetView,
+    FleetView,
+    MemberView,
+    Phase,
+    RefitResult,
+    RefitView,
+    SessionView,
+    TrainerJoin,
+    TrainerSend,
+)
+from rolloutfleet.contract.worker import WorkerState
+from rolloutfleet_sync.protocol.ledger import TRAINER, world_size
+from rolloutfleet_sync.protocol.members import is_admitted
+from rolloutfleet_sync.protocol.model import MemberRecord, Refit, State, Step
+from rolloutfleet_sync.protocol.record import Record
+from rolloutfleet_sync.protocol.sessions import find_refit, require_known, require_session
+
+TEXT_LENGTH = 253
+MESSAGE_LENGTH = 2000
+"""Limits of the status schema."""
+
+
+def control_base(address: str, default_port: int) -> str:
+    """Base URL behind a member's address: an IPv4 or IPv6 address, or ``HOST:PORT`` where several engines share a host."""
+    if address.count(":") == 1:
+        return f"http://{address}"
+    host = f"[{address}]" if ":" in address else address
+    return f"http://{host}:{default_port}"
+
+
+def generation_base(address: str) -> str:
+    """Base URL of the engine's OpenAI surface; with an explicit control port it is the port below."""
+    if address.count(":") == 1:
+        host, _, port = address.partition(":")
+        return f"http://{host}:{int(port) - 1}"
+    return control_base(address, GENERATION_PORT)
+
+
+def phase_of(state: State) -> Phase:
+    """The refit's phase while one runs, else Ready, or Pending while the sync job does not know how things stand."""
+    if state.active is not None:
+        return state.active.phase
+    if state.roster is None or state.record is None or state.reading or state.recovery is not None:
+        return Phase.PENDING
+    return Phase.READY
+
+
+def view_fleet(state: State) -> FleetView:
+    """The fleet as trainers see it; ProblemError while its roster and version are unknown."""
+    require_known(state)
+    records = sorted(state.members.values(), key=lambda record: record.member.engine)
+    return FleetView(
+        fleet=state.identity.fleet,
+        namespace=state.identity.namespace,
+        fleet_uid=state.identity.fleet_uid,
+        model=state.identity.model,
+        phase=phase_of(state),
+        epoch=state.epoch,
+        version=state.version,
+        transport=state.policy.transport,
+        engines=state.roster.engines if state.roster else 0,
+        members=tuple(_view_member(record, state.version) for record in records),
+        endpoints=tuple(
+            generation_base(record.member.address) for record in records if _is_ready(record, state.version)
+        ),
+    )
+
+
+def _is_ready(record: MemberRecord, version: int) -> bool:
+    return is_admitted(record, version) and record.report is not None and record.report.state is WorkerState.SERVING
+
+
+def _view_member(record: MemberRecord, version: int) -> MemberView:
+    report = record.report
+    return MemberView(
+        engine=record.member.engine,
+        pod_name=record.pod_name,
+        address=record.member.address,
+        ready=_is_ready(record, version),
+        state=report.state if report else WorkerState.STARTING,
+        version=report.version if report else 0,
+        ranks=record.member.ranks,
+        message=describe_member(record, version),
+    )
+
+
+def describe_member(record: MemberRecord, version: int) -> str:
+    """Why a member is not ready, empty when it is; the same words as long as the reason is the same."""
+    report = record.report
+    if not record.member.address:
+        return "has no address yet"
+    if record.failure is not None:
+        return record.failure.message
+    if report is None:
+        return "has not answered yet"
+    if record.cache_held:
+        return "stays paused: vLLM could not reset its prefix cache; delete the pod to replace it"
+    if report.message:
+        return report.message
+    if report.state in {WorkerState.SERVING, WorkerState.PAUSED} and report.version != version:
+        return f"holds version {report.version}, the fleet is at {version}; the next refit brings it along"
+    return "" if report.state is WorkerState.SERVING else f"is {report.state.value}"
+
+
+def view_session(state: State, session: str) -> SessionView:
+    """Raises ProblemError when the session is lost."""
+    held = require_session(state, session)
+    return SessionView(session=held.id, lease_seconds=state.timing.lease, fleet=view_fleet(state))
+
+
+def view_cache_reset(state: State, reset: str) -> CacheResetView | None:
+    """vLLM's answers by pod name; None while some are missing."""
+    known = state.cache_resets[reset]
+    return None if known.waiting else CacheResetView(reset=dict(sorted(known.reset.items())))
+
+
+def view_refit(state: State, refit: str, now: float) -> RefitView:
+    """Raises ProblemError when the refit is unknown."""
+    known = find_refit(state, refit)
+    waiting = [_name(state, known, uid) for uid in known.waiting]
+    if known.trainer_pending:
+        waiting.append(TRAINER)
+    if known.step is Step.GATHER and state.roster is not None:
+        present = {member.engine for member in state.roster.members}
+        waiting += [f"engine-{engine}" for engine in range(state.roster.engines) if engine not in present]
+    remaining = max(known.deadline - now, 0.001)
+    join = send = None
+    if known.step is Step.JOIN:
+        join = TrainerJoin(epoch=known.epoch, rank=0, world_size=world_size(known.seats), deadline_seconds=remaining)
+    if known.step is Step.RECEIVE:
+        send = TrainerSend(epoch=known.epoch, deadline_seconds=remaining)
+    return RefitView(
+        refit=known.id,
+        version=known.version,
+        epoch=known.epoch,
+        phase=known.phase,
+        sequence=known.sequence,
+        waiting_for=tuple(sorted(waiting)),
+        join=join,
+        send=send,
+        problem=known.problem,
+        result=summarize_result(known) if known.committed and known.manifest is None else None,
+    )
+
+
+def _name(state: State, refit: Refit, pod_uid: str) -> str:
+    for seat in refit.seats:
+        if seat.pod_uid == pod_uid:
+            return seat.pod_name
+    record = state.members.get(pod_uid)
+    return record.pod_name if record else pod_uid
+
+
+def summarize_result(refit: Refit) -> RefitResult:
+    """What a committed refit achieved; its members are those that serve the version."""
+    transfer = refit.seconds.get(Phase.TRANSFERRING.value, 0.0)
+    return RefitResult(
+        version=refit.version,
+        epoch=refit.epoch,
+        members=tuple(seat.pod_name for seat in refit.seats if seat.pod_uid not in refit.casualties),
+        tensors=refit.tensors,
+        nbytes=refit.nbytes,
+        digest=refit.sent.digest if refit.sent else "",
+        live_digest=refit.live_digest,
+        seconds=dict(refit.seconds),
+        pause_seconds=refit.pause_seconds,
+        gigabytes_per_second=refit.nbytes / transfer / 1e9 if transfer > 0 else 0.0,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """The sync job's condition Ready, without the times that only the edge knows."""
+
+    status: bool
+    reason: str
+    message: str
+
+
+def judge_readiness(state: State) -> Readiness:
+    """Whether trainers are answered, and which engines lag behind; the words change only when the facts do."""
+    roster = state.roster
+    if roster is None or state.record is None or state.reading:
+        return Readiness(False, "Starting", "the sync job is reading the fleet's roster and status")
+    if state.recovery is not None:
+        intent = state.record.intent
+        version = intent.version if intent else "unknown"
+        return Readiness(False, "Recovering", f"settling the refit of version {version} that was under way")
+    if state.stopping:
+        return Readiness(False, "Stopping", "the sync job is stopping")
+    present = {member.engine for member in roster.members}
+    lagging = [f"engine {engine} has no pod" for engine in range(roster.engines) if engine not in present]
+    records = sorted(state.members.values(), key=lambda record: record.member.engine)
+    lagging += [
+        f"{record.pod_name}: {describe_member(record, state.version) or 'not admitted yet'}"
+        for record in records
+        if not is_admitted(record, state.version)
+    ]
+    admitted = len(records) - sum(not is_admitted(record, state.version) for record in records)
+    message = f"{admitted} of {roster.engines} engines hold version {state.version}"
+    if lagging:
+        more = f"; and {len(lagging) - 4} more" if len(lagging) > 4 else ""
+        message = f"{message}; {'; '.join(lagging[:4])}{more}"[:MESSAGE_LENGTH]
+    return Readiness(True, "AnswersTrainers", message)
+
+
+def summarize_status(state: State, record: Record) -> dict[str, Any]:
+    """The WeightSync's status without its conditions; only what changes when something has happened."""
+    admitted = sum(is_admitted(member, state.version) for member in state.members.values())
+    status: dict[str, Any] = {
+        "phase": phase_of(state).value,
+        "epoch": max(record.epoch, state.epoch),
+        "version": record.version,
+        "members": {"total": state.roster.engines if state.roster else 0, "admitted": admitted},
+    }
+    if record.intent is not None:
+        status["intent"] = record.intent.model_dump(mode="json", by_alias=True)
+    session = state.session
+    if session is not None:
+        status["session"] = {"id": session.id, "trainer": session.request.trainer[:TEXT_LENGTH]}
+        if session.request.world_size is not None:
+            status["session"]["worldSize"] = session.request.world_size
+    if state.finished:
+        status["lastRefit"] = _summarize_refit(state.finished[-1])
+    return status
+
+
+def _summarize_refit(refit: Refit) -> dict[str, Any]:
+    result = summarize_result(refit)
+    summary: dict[str, Any] = {
+        "version": refit.version,
+        "epoch": refit.epoch,
+        "outcome": refit.phase.value,
+        "members": len(result.members) if refit.committed else len(refit.seats),
+        "tensors": refit.tensors,
+        "nbytes": refit.nbytes,
+        "digest": result.digest,
+        "liveDigest": result.live_digest,
+        "seconds": {phase: round(seconds, 6) for phase, seconds in sorted(refit.seconds.items())},
+        "pauseSeconds": round(refit.pause_seconds, 6),
+        "gigabytesPerSecond": round(result.gigabytes_per_second, 6) if refit.committed else 0.0,
+    }
+    problem = refit.problem
+    if problem is not None:
+        summary |= {
+            "phase": problem.phase,
+            "member": problem.member[:TEXT_LENGTH],
+            "code": problem.code.value,
+            "message": problem.message[:MESSAGE_LENGTH],
+        }
+    return summary

@@ -1,0 +1,3 @@
+"""Plugins that every tier uses."""
+
+pytest_plugins = ["proof.plugin", "pytester"]

@@ -1,0 +1,302 @@
+"""The sync job's protocol in a world of fakes: calls, answers and writes are delivered when the test says so, or never."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from fakes.engine import FakeEngine
+from rolloutfleet.contract.manifest import Manifest, TensorSpec
+from rolloutfleet.contract.members import Member, Roster
+from rolloutfleet.contract.policy import CachePolicy, RefitDeadlines, RefitPolicy, Transport
+from rolloutfleet.contract.problems import Problem, ProblemCode, ProblemError
+from rolloutfleet.contract.trainer import (
+    OpenSession,
+    Phase,
+    RefitView,
+    RequestRefit,
+    TrainerFailed,
+    TrainerJoined,
+    TrainerSent,
+)
+from rolloutfleet.contract.worker import Receive, Rendezvous, WorkerState
+from rolloutfleet_sync.protocol import events
+from rolloutfleet_sync.protocol.commands import CallWorker, CancelCalls, ReadStatus, WriteCommit, WriteRecord
+from rolloutfleet_sync.protocol.machine import next_wakeup, step
+from rolloutfleet_sync.protocol.model import Identity, Timing, Verb, initial_state
+from rolloutfleet_sync.protocol.record import Record
+from rolloutfleet_sync.protocol.view import view_refit
+
+DEADLINES = RefitDeadlines(
+    forming_seconds=20,
+    pausing_seconds=10,
+    transferring_seconds=30,
+    verifying_seconds=10,
+    committing_seconds=10,
+    resuming_seconds=10,
+)
+MANIFEST = Manifest(
+    tensors=(TensorSpec(name="a", dtype="float32", shape=(4, 2)), TensorSpec(name="b", dtype="bfloat16", shape=(3,)))
+)
+
+
+def digest_of(version: int, attempt: str) -> str:
+    return f"bytes-of-{version}-{attempt}"
+
+
+@dataclass
+class Simulation:
+    """One sync job, its store, its engines and one trainer's words."""
+
+    engines: int = 2
+    ranks: int = 1
+    policy: RefitPolicy = field(
+        default_factory=lambda: RefitPolicy(transport=Transport.GLOO, cache=CachePolicy.RESET, deadlines=DEADLINES)
+    )
+    timing: Timing = field(default_factory=Timing)
+
+    def __post_init__(self):
+        self.now = 0.0
+        self.stored = Record()
+        self.published = {0: ""}
+        self.received: set[tuple[str, str, int, str]] = set()
+        self.sent: dict[tuple[int, int], str] = {}
+        self.calls: list[CallWorker] = []
+        self.answers: list[events.Event] = []
+        self.transfers: list[tuple[CallWorker, FakeEngine]] = []
+        self.writes: list[WriteRecord] = []
+        self.reads = 0
+        self.commands: list[Any] = []
+        self.cut: set[str] = set()
+        self._count = 0
+        self.workers: dict[int, FakeEngine] = {}
+        for engine in range(self.engines):
+            self.workers[engine] = self.new_engine(engine)
+        self.state = initial_state(Identity("f", "ns", "fleet-uid", "model"), self.policy, self.timing)
+
+    def new_engine(self, engine: int) -> FakeEngine:
+        number = self.fresh()
+        member = Member(
+            engine=engine,
+            pod_name=f"f-{engine}-0-{number}",
+            pod_uid=f"uid-{number}",
+            address=f"10.0.0.{number}",
+            ranks=self.ranks,
+        )
+        return FakeEngine(member, instance=f"i{number}")
+
+    def fresh(self) -> int:
+        self._count += 1
+        return self._count
+
+    @property
+    def roster(self) -> Roster:
+        members = tuple(self.workers[engine].member for engine in sorted(self.workers))
+        return Roster(fleet="f", fleet_uid="fleet-uid", engines=self.engines, members=members)
+
+    def find(self, pod_uid: str) -> FakeEngine | None:
+        return next((w for w in self.workers.values() if w.member.pod_uid == pod_uid), None)
+
+    def apply(self, event: events.Event) -> None:
+        self._step(event)
+        if next_wakeup(self.state) <= self.now:
+            self._step(events.Tick())
+
+    def _step(self, event: events.Event) -> None:
+        self.state, commands = step(self.state, event, self.now)
+        for command in commands:
+            self.commands.append(command)
+            match command:
+                case CallWorker():
+                    self.calls.append(command)
+                case CancelCalls(numbers):
+                    self.calls = [c for c in self.calls if c.call not in numbers]
+                case WriteRecord():
+                    self.writes.append(command)
+                case ReadStatus():
+                    self.reads += 1
+
+    def start(self) -> None:
+        """Bring a fresh sync job up against what is stored and who is there."""
+        self.apply(events.Tick())
+        self.read_status()
+        self.apply(events.RosterChanged(self.roster))
+
+    def restart_sync(self) -> None:
+        """The sync job's container ends and comes back: everything but the store is gone."""
+        self.calls, self.answers, self.writes, self.reads = [], [], [], 0
+        self.state = initial_state(self.state.identity, self.policy, self.timing)
+        self.start()
+
+    def read_status(self) -> None:
+        if self.reads:
+            self.reads -= 1
+            self.apply(events.StatusRead(self.stored))
+
+    def advance(self, seconds: float) -> None:
+        """Pass time as the process does: a tick whenever one is due."""
+        target = self.now + seconds
+        for _ in range(2000):
+            due = max(next_wakeup(self.state), self.now)
+            if due > target:
+                break
+            self.now = due
+            self.apply(events.Tick())
+        else:
+            raise AssertionError(f"the protocol wakes without end at {self.now}")
+        self.now = target
+
+    def deliver_call(self, index: int = 0) -> None:
+        """Let one call reach its engine; its answer waits to be delivered."""
+        command = self.calls.pop(index)
+        engine = self.find(command.pod_uid)
+        if engine is None or engine.name in self.cut:
+            self.answers.append(self.no_answer(command))
+        elif command.message is None:
+            self.answers.append(events.CallAnswered(command.call, engine.report()))
+        else:
+            self._deliver_message(command, engine)
+
+    def _deliver_message(self, command: CallWorker, engine: FakeEngine) -> None:
+        try:
+            if isinstance(command.message, Receive):
+                engine.begin_receive(command.message)
+                self.transfers.append((command, engine))
+                return
+            if command.verb is Verb.RESUME and engine.fence.state is WorkerState.DIRTY:
+                raise AssertionError(f"dirty {engine.name} was asked to resume")
+            answer = engine.handle(command.message)
+        except ProblemError as error:
+            self.answers.append(events.CallFailed(command.call, error.problem, refused=True))
+        else:
+            self.answers.append(events.CallAnswered(command.call, answer))
+
+    def no_answer(self, command: CallWorker) -> events.CallFailed:
+        message = f"{command.pod_name} did not answer {command.verb.value or 'report'}: connection refused"
+        problem = Problem(code=ProblemCode.MEMBER_ABSENT, message=message, member=command.pod_name)
+        return events.CallFailed(command.call, problem, refused=False)
+
+    def end_transfer(self, index: int = 0, *, whole: bool = True) -> None:
+        """One engine's transfer ends; whole only when the trainer has sent in its epoch."""
+        command, engine = self.transfers.pop(index)
+        call = command.message
+        assert isinstance(call, Receive)
+        digest = self.sent.get((call.epoch, call.version))
+        if self.find(command.pod_uid) is not engine:
+            self.answers.append(self.no_answer(command))
+            return
+        if not whole or digest is None:
+            problem = engine.fail_receive("connection closed by peer").problem
+            self.answers.append(events.CallFailed(command.call, problem, refused=True))
+            return
+        try:
+            report = engine.finish_receive(call, digest)
+        except ProblemError as error:
+            self.answers.append(events.CallFailed(command.call, error.problem, refused=True))
+            return
+        self.received.add((engine.member.pod_uid, engine.instance, call.version, report.received_digest))
+        self.answers.append(events.CallAnswered(command.call, report))
+
+    def deliver_answer(self, index: int = 0) -> None:
+        event = self.answers.pop(index)
+        if isinstance(event, events.CallAnswered | events.CallFailed):
+            self.apply(event)
+
+    def end_write(self, index: int = 0, *, stored: bool = True, known: bool = True) -> None:
+        """A durable write ends: stored or not, and known to the writer or not."""
+        write = self.writes.pop(index)
+        if stored:
+            self.store(write)
+        event = events.RecordWritten(write.write) if stored and known else events.WriteFailed(write.write, "no answer")
+        self.apply(event)
+
+    def store(self, write: WriteRecord) -> None:
+        assert write.record.version >= self.stored.version, "the stored version never falls"
+        if isinstance(write, WriteCommit):
+            self.published[write.record.version] = self.check_verified(write.record.version)
+        self.stored = write.record
+
+    def check_verified(self, version: int) -> str:
+        """The digest that was sent; AssertionError unless every member of the committed version's epoch had received it."""
+        intent = self.stored.intent
+        assert intent is not None, "a commit follows an intent"
+        sent = self.sent[intent.epoch, version]
+        for member in intent.members:
+            assert (member.pod_uid, member.instance, version, sent) in self.received, (
+                f"{member.pod_name} lacks {version}"
+            )
+        return sent
+
+    def settle(self, rounds: int = 400) -> None:
+        """Deliver everything that is under way, in order, until nothing is."""
+        for _ in range(rounds):
+            if self.reads:
+                self.read_status()
+            elif self.answers:
+                self.deliver_answer()
+            elif self.calls:
+                self.deliver_call()
+            elif self.writes:
+                self.end_write()
+            elif self.transfers and self._can_end_transfer():
+                self.end_transfer()
+            else:
+                return
+        raise AssertionError("the protocol does not come to rest")
+
+    def _can_end_transfer(self) -> bool:
+        call = self.transfers[0][0].message
+        assert isinstance(call, Receive)
+        engine = self.transfers[0][1]
+        aborted = engine.fence.state is not WorkerState.RECEIVING or engine.fence.epoch != call.epoch
+        return aborted or (call.epoch, call.version) in self.sent or self.find(engine.member.pod_uid) is not engine
+
+    # The trainer's words.
+
+    def open_session(self, session: str = "s1", **fields: Any) -> None:
+        values = {"trainer": f"trainer-{session}", "rendezvous": Rendezvous(host="10.1.1.1", port=29500)} | fields
+        self.apply(events.SessionOpened(session, OpenSession(**values)))
+
+    def request(self, version: int, refit: str = "r1", session: str = "s1", manifest: Manifest = MANIFEST) -> None:
+        message = RequestRefit(version=version, manifest=manifest)
+        self.apply(events.RefitRequested(refit, session, message, manifest.digest()))
+
+    def view(self, refit: str = "r1") -> RefitView:
+        return view_refit(self.state, refit, self.now)
+
+    def join(self, refit: str = "r1") -> None:
+        self.apply(events.TrainerHasJoined(refit, TrainerJoined(epoch=self.view(refit).epoch)))
+
+    def send(self, refit: str = "r1", digest: str | None = None) -> None:
+        """The trainer sends, and says so."""
+        view = self.view(refit)
+        self.sent.setdefault((view.epoch, view.version), digest_of(view.version, refit))
+        self.tell_sent(refit, digest)
+
+    def tell_sent(self, refit: str = "r1", digest: str | None = None) -> None:
+        view = self.view(refit)
+        epoch, version = view.epoch, view.version
+        nbytes, tensors = MANIFEST.nbytes, len(MANIFEST.tensors)
+        message = TrainerSent(epoch=epoch, tensors=tensors, nbytes=nbytes, digest=digest or self.sent[epoch, version])
+        self.apply(events.TrainerHasSent(refit, message))
+
+    def fail(self, refit: str = "r1") -> None:
+        self.apply(events.TrainerHasFailed(refit, TrainerFailed(epoch=self.view(refit).epoch, message="out of memory")))
+
+    def run_refit(self, version: int, refit: str = "r1", session: str = "s1") -> RefitView:
+        """A whole refit in which nothing goes wrong."""
+        self.request(version, refit, session)
+        for _ in range(40):
+            self.settle()
+            view = self.view(refit)
+            if view.phase in {Phase.COMPLETE, Phase.FAILED}:
+                return view
+            if view.join is not None and "trainer" in view.waiting_for:
+                self.join(refit)
+            elif view.send is not None and "trainer" in view.waiting_for:
+                self.send(refit)
+            else:
+                self.advance(1.0)
+        raise AssertionError(f"refit {refit} did not end: {self.view(refit)}")
+
+    def verbs(self) -> list[str]:
+        """Every call so far that was not a report, in order."""
+        return [c.verb.value for c in self.commands if isinstance(c, CallWorker) and c.verb is not Verb.REPORT]

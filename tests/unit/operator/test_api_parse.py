@@ -1,0 +1,78 @@
+"""Reading objects: what a fleet may say, and every fault in one message."""
+
+import pytest
+
+from rolloutfleet.contract.policy import Transport
+from rolloutfleet_operator.api.parse import parse_fleet_spec, parse_fleet_status, parse_weightsync_spec
+from rolloutfleet_operator.errors import InvalidSpecError
+
+
+@pytest.mark.row("A01")
+def test_a_fleet_is_described_by_name_shape_and_engine_configuration(make_body):
+    spec = parse_fleet_spec(
+        make_body(
+            replicas=4,
+            parallelism={"tensor": 2},
+            engine={"image": "mine:1", "args": {"max-num-seqs": "8"}, "env": [{"name": "A", "value": "1"}]},
+            placement={"gpuResource": "nvidia.com/gpu"},
+        )
+    )
+    assert (spec.replicas, spec.parallelism.tensor, spec.engine.image) == (4, 2, "mine:1")
+    assert spec.engine.args == {"max-num-seqs": "8"}
+
+
+@pytest.mark.row("A02", "A03")
+@pytest.mark.parametrize(("replicas", "tensor", "world"), [(1, 1, 1), (3, 2, 6), (1000, 64, 64000), (0, 8, 0)])
+def test_world_size_is_derived_and_always_divides_by_the_tensor_parallel_size(make_spec, replicas, tensor, world):
+    spec = make_spec(replicas=replicas, parallelism={"tensor": tensor})
+    assert spec.world_size == world
+    assert spec.world_size % spec.parallelism.tensor == 0
+
+
+@pytest.mark.row("A09")
+def test_all_faults_are_told_at_once_with_what_was_given():
+    with pytest.raises(InvalidSpecError) as caught:
+        parse_fleet_spec({"spec": {"replicas": -1, "parallelism": {"tensor": 65}}})
+    assert caught.value.message == (
+        "spec.model: Field required; spec.parallelism.tensor: Input should be less than or equal to 64; "
+        "spec.replicas: Input should be greater than or equal to 0 (given below spec: parallelism, replicas)"
+    )
+
+
+def test_a_fleet_without_spec_names_what_is_missing():
+    with pytest.raises(InvalidSpecError, match=r"spec\.model: Field required \(given below spec: nothing\)"):
+        parse_fleet_spec({})
+
+
+def test_a_shadowed_argument_is_refused_with_the_field_to_set(make_body):
+    with pytest.raises(
+        InvalidSpecError, match=r"engine\.args\.dtype is not for users to set: set spec\.model\.dtype instead"
+    ):
+        parse_fleet_spec(make_body(engine={"args": {"dtype": "half"}}))
+
+
+@pytest.mark.parametrize(
+    ("gpu", "given", "transport"),
+    [
+        ("", None, Transport.GLOO),
+        ("nvidia.com/gpu", None, Transport.NATIVE),
+        ("nvidia.com/gpu", "Gloo", Transport.GLOO),
+    ],
+)
+def test_transport_follows_the_hardware_unless_it_is_given(make_spec, gpu, given, transport):
+    refit = {} if given is None else {"transport": given}
+    assert make_spec(placement={"gpuResource": gpu}, refit=refit).refit_policy.transport is transport
+
+
+def test_suspended_fleets_want_no_engines(make_spec):
+    assert make_spec(replicas=3, suspend=True).engines == 0
+
+
+def test_unknown_fields_are_dropped_as_the_api_server_drops_them(make_body):
+    parse_fleet_spec(make_body(tomorrow=1))
+    assert parse_fleet_status({"status": {"tomorrow": 1}}).replicas == 0
+
+
+def test_a_weightsync_needs_a_fleet_and_a_trainer():
+    with pytest.raises(InvalidSpecError, match=r"spec\.fleetRef: Field required; spec\.trainer: Field required"):
+        parse_weightsync_spec({"spec": {"floor": {}}})

@@ -1,0 +1,163 @@
+"""Ranks, and what keeps parties from forming a group or publishing a version."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fakes.engine import FakeEngine
+from fakes.simulation import MANIFEST
+from rolloutfleet.contract.manifest import ManifestFaults
+from rolloutfleet.contract.members import Member
+from rolloutfleet.contract.policy import Transport
+from rolloutfleet.contract.problems import ProblemCode
+from rolloutfleet.contract.trainer import OpenSession, TrainerSent
+from rolloutfleet.contract.worker import ReceiveReport, Rendezvous
+from rolloutfleet_sync.protocol.ledger import (
+    describe_faults,
+    find_ledger_mismatch,
+    find_unverified,
+    name_some,
+    plan_seats,
+    world_size,
+)
+
+
+def member(engine: int, ranks: int = 1) -> Member:
+    return Member(engine=engine, pod_name=f"p{engine}", pod_uid=f"u{engine}", address="10.0.0.1", ranks=ranks)
+
+
+def opened(**fields: object) -> OpenSession:
+    return OpenSession.model_validate({"trainer": "t", "rendezvous": Rendezvous(host="h", port=1)} | fields)
+
+
+def ledger(*environments: dict[str, str], nccl: tuple[str, ...] = ("", "", "")):
+    members = [member(engine) for engine in range(len(environments))]
+    engines = [
+        FakeEngine(m, instance="i", environment=environment, nccl_version=nccl[m.engine])
+        for m, environment in zip(members, environments, strict=True)
+    ]
+    seats = plan_seats(members, {m.pod_uid: "i" for m in members})
+    return seats, {engine.member.pod_uid: engine.report() for engine in engines}
+
+
+@pytest.mark.scenario("F13")
+@given(st.lists(st.integers(1, 8), min_size=1, max_size=12), st.randoms())
+def test_ranks_are_a_permutation_by_engine_whatever_the_order_of_the_roster(ranks, random):
+    members = [member(engine, count) for engine, count in enumerate(ranks)]
+    random.shuffle(members)
+    seats = plan_seats(members, {m.pod_uid: "i" for m in members})
+    assert [seat.engine for seat in seats] == list(range(len(ranks)))
+    taken = [seat.offset + rank for seat in seats for rank in range(seat.ranks)]
+    assert [0, *taken] == list(range(world_size(seats)))
+
+
+@pytest.mark.parametrize(
+    ("environments", "trainer", "words"),
+    [
+        (({"GLOO_X": "1"}, {"GLOO_X": "1"}), {"GLOO_X": "1"}, None),
+        (({"NCCL_P2P_DISABLE": "1"}, {}), {}, None),
+        (({"GLOO_SOCKET_IFNAME": "eth0"}, {"GLOO_SOCKET_IFNAME": "ens5"}), {}, None),
+        (({"GLOO_X": "1"}, {"GLOO_X": "2"}), {"GLOO_X": "2"}, "GLOO_X is '1' on p0 but '2' on p1, trainer"),
+        (({"GLOO_X": "1"}, {"GLOO_X": "1"}), {}, "GLOO_X is '1' on p0, p1 but unset on trainer"),
+    ],
+)
+def test_only_variables_that_change_the_transport_are_compared(environments, trainer, words):
+    problem = find_ledger_mismatch(*ledger(*environments), opened(environment=trainer), Transport.GLOO)
+    if words is None:
+        assert problem is None
+    else:
+        assert problem is not None
+        assert words in problem.message
+
+
+def test_nccl_versions_must_be_equal_on_a_native_transport():
+    lines = ledger({}, {}, nccl=("2.28", "2.28"))
+    assert find_ledger_mismatch(*lines, opened(), Transport.NATIVE) is None
+    problem = find_ledger_mismatch(*lines, opened(nccl_version="2.30"), Transport.NATIVE)
+    assert problem is not None
+    assert "the NCCL version is '2.28' on p0, p1 but '2.30' on trainer" in problem.message
+    assert find_ledger_mismatch(*lines, opened(nccl_version="2.30"), Transport.GLOO) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "words"),
+    [
+        ({"contract_version": 2}, ProblemCode.CONTRACT_MISMATCH, "p1 speaks contract version 2, the sync job 1"),
+        ({"ranks": 4}, ProblemCode.WORLD_SIZE_MISMATCH, "p1 has 4 ranks, the roster says 1"),
+    ],
+)
+def test_a_member_that_does_not_fit_is_named(change, code, words):
+    seats, reports = ledger({}, {})
+    reports["u1"] = reports["u1"].model_copy(update=change)
+    problem = find_ledger_mismatch(seats, reports, opened(), Transport.GLOO)
+    assert problem is not None
+    assert (problem.code, problem.member) == (code, "p1")
+    assert words in problem.message
+
+
+@pytest.mark.scenario("F21")
+def test_the_groups_world_size_is_compared_with_the_trainers():
+    problem = find_ledger_mismatch(*ledger({}, {}), opened(world_size=9), Transport.GLOO)
+    assert problem is not None
+    assert "counts a world of 9, the group has 3" in problem.message
+
+
+def test_equal_faults_are_told_once_for_all_engines():
+    seats, _ = ledger({}, {}, {})
+    same = ManifestFaults(missing=("w",))
+    problem = describe_faults(3, {"u0": same, "u1": ManifestFaults(extra=("x",)), "u2": same}, seats)
+    assert "3 of 3 engines: p1: extra: x | p0, p2: missing: w;" in problem.message
+    assert problem.member == ""
+
+
+SENT = TrainerSent(epoch=1, tensors=2, nbytes=MANIFEST.nbytes, digest="d")
+
+
+def received(**change: object) -> ReceiveReport:
+    good = {
+        "version": 1,
+        "tensors": 2,
+        "nbytes": MANIFEST.nbytes,
+        "received_digest": "d",
+        "live_digests": ("l",),
+        "receive_seconds": 1.0,
+        "load_seconds": 1.0,
+    }
+    return ReceiveReport.model_validate(good | change)
+
+
+@pytest.mark.scenario("F53")
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, None),
+        ({"version": 2}, "p1 loaded version 2, not 1"),
+        ({"tensors": 1}, "p1 received 1 tensors of 38 bytes, not 2 of 38"),
+        ({"nbytes": 37}, "p1 received 2 tensors of 37 bytes"),
+        ({"received_digest": "e"}, "p1 received bytes of digest e, the trainer sent d"),
+        ({"live_digests": ()}, "p1 gave 0 live digests for 1 ranks"),
+        ({"live_digests": ("m",)}, "local rank 0 of p1 holds live parameters of digest m, that of p0 l"),
+    ],
+)
+def test_every_way_to_hold_something_else_is_found(change, words):
+    seats, _ = ledger({}, {})
+    problem = find_unverified(1, MANIFEST, SENT, seats, {"u0": received(), "u1": received(**change)})
+    if words is None:
+        assert problem is None
+    else:
+        assert problem is not None
+        assert (problem.code, problem.member) == (ProblemCode.DIGEST_MISMATCH, "p1")
+        assert words in problem.message
+
+
+def test_a_trainer_that_sent_less_than_its_manifest_is_found():
+    seats, _ = ledger({})
+    sent = SENT.model_copy(update={"tensors": 1})
+    problem = find_unverified(1, MANIFEST, sent, seats, {"u0": received()})
+    assert problem is not None
+    assert problem.member == "trainer"
+
+
+def test_long_lists_of_names_end_in_a_count():
+    assert name_some(["b", "a"]) == "a, b"
+    assert name_some([f"p{i}" for i in range(10)]) == "p0, p1, p2, p3, p4, p5, p6, p7 and 2 more"

@@ -1,0 +1,62 @@
+"""Calls from the launcher to the middleware inside vLLM's API server."""
+
+from typing import Any
+
+import aiohttp
+
+from rolloutfleet.contract.policy import PauseMode
+from rolloutfleet.contract.problems import ProblemCode, ProblemError
+from rolloutfleet_worker.middleware import ENGINE_PREFIX, SECRET_HEADER
+
+
+class EngineClient:
+    """The engine calls of one vLLM API server on this pod's own loopback."""
+
+    def __init__(self, session: aiohttp.ClientSession, port: int, secret: str) -> None:
+        self._session = session
+        self._base = f"http://127.0.0.1:{port}{ENGINE_PREFIX}"
+        self._headers = {SECRET_HEADER: secret}
+
+    async def healthy(self, deadline_seconds: float) -> bool:
+        """Whether the engine's own loop answers in time."""
+        try:
+            await self._call("health", {}, deadline_seconds)
+        except ProblemError:
+            return False
+        return True
+
+    async def pause(self, mode: PauseMode, deadline_seconds: float) -> None:
+        """Returns when no step of the model runs any more."""
+        await self._call("pause", {"mode": mode.lower()}, deadline_seconds)
+
+    async def resume(self, deadline_seconds: float) -> None:
+        await self._call("resume", {}, deadline_seconds)
+
+    async def reset_cache(self, deadline_seconds: float) -> bool:
+        """vLLM's own answer; anything but a plain yes is a no."""
+        return (await self._call("reset-cache", {}, deadline_seconds)).get("reset") is True
+
+    async def set_fence(self, *, is_open: bool, version: int, reason: str, deadline_seconds: float) -> None:
+        await self._call("fence", {"open": is_open, "version": version, "reason": reason}, deadline_seconds)
+
+    async def _call(self, verb: str, body: dict[str, Any], deadline_seconds: float) -> dict[str, Any]:
+        try:
+            async with self._session.post(
+                self._base + verb,
+                json=body,
+                headers=self._headers,
+                timeout=aiohttp.ClientTimeout(total=deadline_seconds),
+            ) as response:
+                if response.status != 200:
+                    raise ProblemError(
+                        ProblemCode.ENGINE_FAILED,
+                        f"vLLM answered {verb} with {response.status}: {(await response.text())[:500]}",
+                    )
+                answer: dict[str, Any] = await response.json()
+                return answer
+        except TimeoutError as error:
+            raise ProblemError(
+                ProblemCode.DEADLINE_EXCEEDED, f"vLLM did not finish {verb} within {deadline_seconds:g} s"
+            ) from error
+        except aiohttp.ClientError as error:
+            raise ProblemError(ProblemCode.ENGINE_FAILED, f"vLLM cannot be reached for {verb}: {error}") from error

@@ -1,0 +1,158 @@
+"""The fence inside vLLM's API server, and the few engine calls that only that process can make.
+
+vLLM adds this class through its own ``--middleware`` option. Requests that generate pass while the fence is open. When it closes, those
+in flight end with 503 (or a broken stream), so that nobody reads tokens of half-loaded weights. Routes below ``/rolloutfleet/engine/``
+belong to the pod's launcher alone, which proves itself with a secret made for this process.
+"""
+
+import asyncio
+import hmac
+import json
+import os
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from rolloutfleet.contract.names import HEADER_ENGINE, HEADER_WEIGHT_VERSION
+
+ENGINE_PREFIX = "/rolloutfleet/engine/"
+ENV_ENGINE_SECRET = "ROLLOUTFLEET_ENGINE_SECRET"  # noqa: S105 - the variable's name
+ENV_ENGINE_NAME = "ROLLOUTFLEET_ENGINE_NAME"
+SECRET_HEADER = "x-rolloutfleet-engine-secret"  # noqa: S105
+
+Message = MutableMapping[str, Any]
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+
+class FleetMiddleware:
+    """ASGI middleware: opens and closes the door to generation, and pauses, resumes and resets the engine for the launcher."""
+
+    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
+        self._app = app
+        self._secret = os.environ[ENV_ENGINE_SECRET]
+        self._engine_name = os.environ[ENV_ENGINE_NAME]
+        self._reason = "the sync job has not admitted this engine yet"
+        self._version = 0
+        self._closed = asyncio.Event()
+        self._closed.set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].startswith(ENGINE_PREFIX):
+            await self._serve_launcher(scope, receive, send)
+        elif scope["type"] == "websocket" or (
+            scope["type"] == "http" and scope["method"] not in {"GET", "HEAD", "OPTIONS"}
+        ):
+            await self._serve_generation(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    async def _serve_generation(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def tagged(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                message = {**message, "headers": [*message.get("headers", []), *self._tags()]}
+            await send(message)
+
+        if not self._closed.is_set():
+            request = asyncio.ensure_future(self._app(scope, receive, tagged))
+            closing = asyncio.ensure_future(self._closed.wait())
+            try:
+                await asyncio.wait({request, closing}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                closing.cancel()
+                if not request.done():
+                    request.cancel()
+            if not request.cancelled() and request.done():
+                return request.result()
+            await asyncio.gather(request, return_exceptions=True)
+            if started:
+                raise ConnectionAbortedError(f"generation ended early: {self._reason}")
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1013, "reason": self._reason[:120]})
+        else:
+            message = f"engine {self._engine_name} does not generate now: {self._reason}"
+            await _answer(
+                send,
+                503,
+                {"error": {"message": message, "type": "ServiceUnavailable", "code": 503}},
+                [(b"retry-after", b"1")],
+            )
+        return None
+
+    def _tags(self) -> list[tuple[bytes, bytes]]:
+        return [
+            (HEADER_ENGINE.encode(), self._engine_name.encode()),
+            (HEADER_WEIGHT_VERSION.encode(), str(self._version).encode()),
+        ]
+
+    async def _serve_launcher(self, scope: Scope, receive: Receive, send: Send) -> None:
+        given = dict(scope["headers"]).get(SECRET_HEADER.encode(), b"")
+        if not hmac.compare_digest(given, self._secret.encode()):
+            await _answer(send, 401, {"message": f"{ENGINE_PREFIX} is for this pod's launcher alone"})
+            return
+        call = {
+            "health": self._health,
+            "pause": self._pause,
+            "resume": self._resume,
+            "reset-cache": self._reset_cache,
+            "fence": self._set_fence,
+        }.get(scope["path"].removeprefix(ENGINE_PREFIX))
+        if call is None:
+            await _answer(send, 404, {"message": f"no such route: {scope['path']}"})
+            return
+        await _answer(
+            send, 200, await call(scope["app"].state.engine_client, json.loads(await _body(receive) or b"{}"))
+        )
+
+    async def _health(self, engine: Any, _: dict[str, Any]) -> dict[str, Any]:
+        """A round trip through the engine's own loop: an answer here means more than a live web server."""
+        await engine.check_health()
+        return {"paused": await engine.is_paused()}
+
+    async def _pause(self, engine: Any, body: dict[str, Any]) -> dict[str, Any]:
+        await engine.pause_generation(mode=body["mode"], clear_cache=False)
+        return {}
+
+    async def _resume(self, engine: Any, _: dict[str, Any]) -> dict[str, Any]:
+        await engine.resume_generation()
+        return {}
+
+    async def _reset_cache(self, engine: Any, _: dict[str, Any]) -> dict[str, Any]:
+        """Requests that a pause froze are preempted, so that their cache is computed anew with the new weights."""
+        reset = await engine.reset_prefix_cache(reset_running_requests=True)
+        await engine.reset_encoder_cache()
+        return {"reset": reset}
+
+    async def _set_fence(self, _: Any, body: dict[str, Any]) -> dict[str, Any]:
+        self._version, self._reason = body["version"], body["reason"]
+        if body["open"]:
+            self._closed.clear()
+        else:
+            self._closed.set()
+        return {}
+
+
+async def _body(receive: Receive) -> bytes:
+    parts = bytearray()
+    while True:
+        message = await receive()
+        parts += message.get("body", b"")
+        if not message.get("more_body"):
+            return bytes(parts)
+
+
+async def _answer(
+    send: Send, status: int, body: dict[str, Any], headers: list[tuple[bytes, bytes]] | None = None
+) -> None:
+    await send(
+        {
+            "type": "http.response.start",
+            "status": status,
+            "headers": [(b"content-type", b"application/json"), *(headers or [])],
+        }
+    )
+    await send({"type": "http.response.body", "body": json.dumps(body).encode()})

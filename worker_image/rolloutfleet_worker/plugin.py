@@ -1,0 +1,13 @@
+"""Entry point of the group ``vllm.general_plugins``: makes our transfer engine known in every vLLM process."""
+
+TRANSFER_BACKEND = "rolloutfleet"
+
+
+def register() -> None:
+    """Register the transfer engine; vLLM may call this several times in one process."""
+    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+
+    if TRANSFER_BACKEND not in WeightTransferEngineFactory._registry:
+        WeightTransferEngineFactory.register_engine(
+            TRANSFER_BACKEND, "rolloutfleet_worker.rank.engine", "FleetTransferEngine"
+        )

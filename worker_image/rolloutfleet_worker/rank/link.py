@@ -1,0 +1,106 @@
+"""The control thread of one rank: takes orders from the launcher over a Unix socket, beside vLLM's own loop.
+
+Orders that move weights run one at a time on a second thread, so that an abort is obeyed while a collective blocks.
+"""
+
+import logging
+import os
+import socket
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
+
+from rolloutfleet_worker.wire import Frame, encode, receive_frame
+
+log = logging.getLogger(__name__)
+
+
+class RankOperations(Protocol):
+    """What a rank can be ordered to do; each takes and gives a JSON object."""
+
+    rank: int
+
+    def describe(self) -> Frame: ...
+    def check(self, body: Frame) -> Frame: ...
+    def join(self, body: Frame) -> Frame: ...
+    def receive(self, body: Frame) -> Frame: ...
+    def abort(self) -> None: ...
+
+
+class RankError(Exception):
+    """An order failed; ``touched`` says whether a live weight may have changed."""
+
+    def __init__(self, message: str, *, touched: bool = False) -> None:
+        super().__init__(message)
+        self.touched = touched
+
+
+class RankLink:
+    """Connects a rank's operations to its launcher; the process ends when the launcher is gone."""
+
+    def __init__(self, path: str, operations: RankOperations) -> None:
+        self._path = path
+        self._operations = operations
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rolloutfleet-transfer")
+        self._sending = threading.Lock()
+        self._stopping = False
+        self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+
+    def start(self) -> None:
+        """Connect and say which rank this is, then serve orders on a daemon thread.
+
+        Raises:
+            OSError: the launcher's socket is not there.
+        """
+        self._connection.connect(self._path)
+        self._send({"hello": {"rank": self._operations.rank, "pid": os.getpid(), **self._operations.describe()}})
+        threading.Thread(target=self._serve, name="rolloutfleet-control", daemon=True).start()
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._operations.abort()
+        self._worker.shutdown(wait=False, cancel_futures=True)
+        self._connection.close()
+
+    def _serve(self) -> None:
+        while (order := self._next_order()) is not None:
+            if order["op"] == "abort":
+                self._operations.abort()
+                self._send({"id": order["id"], "ok": True, "body": {}})
+            else:
+                self._submit(order)
+        if not self._stopping:
+            # Without its launcher nothing fences this process any more, so it must not go on serving.
+            log.critical("the launcher closed its socket; this rank's process ends")
+            os._exit(70)
+
+    def _next_order(self) -> Frame | None:
+        try:
+            return receive_frame(self._connection)
+        except OSError:
+            return None
+
+    def _submit(self, order: Frame) -> None:
+        operation = {
+            "check": self._operations.check,
+            "join": self._operations.join,
+            "receive": self._operations.receive,
+        }[order["op"]]
+        future = self._worker.submit(operation, order["body"])
+        future.add_done_callback(lambda done: self._answer(order["id"], done))
+
+    def _answer(self, order_id: int, done: "Future[Frame]") -> None:
+        if done.cancelled():
+            return
+        failure = done.exception()
+        if failure is None:
+            self._send({"id": order_id, "ok": True, "body": done.result()})
+            return
+        log.error("order failed", exc_info=failure)
+        touched = failure.touched if isinstance(failure, RankError) else True
+        message = str(failure) if isinstance(failure, RankError) else f"{type(failure).__name__}: {failure}"
+        self._send({"id": order_id, "ok": False, "message": message, "touched": touched})
+
+    def _send(self, frame: Frame) -> None:
+        with self._sending:
+            self._connection.sendall(encode(frame))

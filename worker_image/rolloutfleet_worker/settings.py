@@ -1,0 +1,75 @@
+"""What the operator tells the launcher through the environment."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rolloutfleet.contract import names
+from rolloutfleet_worker.fence import Identity
+
+
+class SettingsError(Exception):
+    """The environment lacks something or holds a value that cannot be used; names all of it at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The launcher's settings, read once at start."""
+
+    identity: Identity
+    engine: int
+    ranks: int
+    address: str
+    token: str
+    await_first_refit: bool
+    generation_port: int
+    control_port: int
+    runtime_directory: Path
+    termination_log: Path | None
+
+
+def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
+    """Settings from environment variables.
+
+    Raises:
+        SettingsError: names every variable that is missing or wrong.
+    """
+    required = (names.ENV_FLEET, names.ENV_FLEET_UID, names.ENV_POD_NAME, names.ENV_POD_UID, names.ENV_ENGINE)
+    faults = [f"{name} is not set" for name in required if not environment.get(name)]
+    engine = _whole_number(environment, names.ENV_ENGINE, 0, faults)
+    ranks = _whole_number(environment, names.ENV_RANKS, 1, faults)
+    token_file = Path(environment.get(names.ENV_TOKEN_FILE, names.TOKEN_FILE))
+    token = token_file.read_text().strip() if token_file.is_file() else ""
+    if not token:
+        faults.append(f"{names.ENV_TOKEN_FILE} names {token_file}, which holds no token")
+    generation_port = _whole_number(environment, "ROLLOUTFLEET_GENERATION_PORT", names.GENERATION_PORT, faults)
+    control_port = _whole_number(environment, "ROLLOUTFLEET_CONTROL_PORT", names.WORKER_CONTROL_PORT, faults)
+    if faults:
+        raise SettingsError("; ".join(faults))
+    termination_log = Path("/dev/termination-log")
+    return Settings(
+        identity=Identity(
+            fleet=environment[names.ENV_FLEET],
+            fleet_uid=environment[names.ENV_FLEET_UID],
+            pod_name=environment[names.ENV_POD_NAME],
+            pod_uid=environment[names.ENV_POD_UID],
+        ),
+        engine=engine,
+        ranks=ranks,
+        address=environment.get(names.ENV_POD_IP, "") or "0.0.0.0",  # noqa: S104 - outside a cluster every address is ours
+        token=token,
+        await_first_refit=environment.get(names.ENV_AWAIT_FIRST_REFIT, "").lower() == "true",
+        generation_port=generation_port,
+        control_port=control_port,
+        runtime_directory=Path(environment.get("ROLLOUTFLEET_RUNTIME_DIRECTORY", "/tmp/rolloutfleet")),  # noqa: S108 - a volume of the pod's own
+        termination_log=termination_log if termination_log.exists() else None,
+    )
+
+
+def _whole_number(environment: Mapping[str, str], name: str, default: int, faults: list[str]) -> int:
+    text = environment.get(name, "")
+    if text and not text.isdecimal():
+        faults.append(f"{name} is {text!r}, not a whole number")
+        return default
+    return int(text or default)
