@@ -18,6 +18,12 @@ UV_HOME := $(CACHE)/uv-$(shell sed -n 's/^uv==\([^ ]*\).*/\1/p' requirements/boo
 export PATH := $(PATH):$(UV_HOME)/bin
 export UV_PYTHON_DOWNLOADS := never
 
+# Tests on real engines run beside vLLM's CPU build: an environment that sees it, and holds pytest and our distributions.
+ENGINES := build/engines
+ENGINES_BIN := $(ENGINES)/bin
+ENGINES_SITE := $(ENGINES)/lib/python3.11/site-packages
+TORCH_TESTS := tests/unit/client/test_digest.py tests/unit/client/test_gloo.py tests/contract/test_client_refit.py
+
 step = @printf '\n== %s\n' "$(1)"
 
 .PHONY: help
@@ -97,10 +103,11 @@ verify: setup ## fail when a generated file or requirements/*.txt is out of date
 ##@ tests
 
 .PHONY: test
-test: setup ## every tier: unit, contract, chart, apiserver, cluster
+test: setup ## every tier: unit, contract, engines, chart, apiserver, cluster
 	@rm -rf build/proof
 	@$(MAKE) test-unit
 	@$(MAKE) test-contract
+	@$(MAKE) test-engines
 	@$(MAKE) test-chart
 	@$(MAKE) test-apiserver
 	@$(MAKE) test-cluster
@@ -116,6 +123,25 @@ test-unit: setup ## pure modules; seconds, no cluster
 test-contract: setup ## the parties over real sockets, engines replaced by small ones
 	$(call step,test: contract)
 	@$(TEST) tests/contract --proof-tier contract
+
+# Content-keyed, so that this costs nothing when it is there; the .pth file follows a cache that was made anew.
+$(ENGINES)/.ready: $(VENV)/.ready dev/requirements/engine-tests.txt
+	$(call step,setup: environment for tests on engines in $(ENGINES))
+	@rm -rf $(ENGINES)
+	@uv venv --quiet --python /usr/bin/python3.11 $(ENGINES)
+	@VIRTUAL_ENV=$(ENGINES) uv pip install --quiet --require-hashes -r dev/requirements/engine-tests.txt
+	@touch $@
+
+.PHONY: engines-env
+engines-env: $(ENGINES)/.ready
+	@folder=$$($(RUN) -m localcluster cpu-env) && \
+		echo "import site; site.addsitedir('$$folder/lib/python3.11/site-packages')" > $(ENGINES_SITE)/cpu-engine.pth
+	@VIRTUAL_ENV=$(ENGINES) uv pip install --quiet --no-deps --no-build-isolation -e . -e client -e worker_image
+
+.PHONY: test-engines
+test-engines: engines-env ## the launcher with real vLLM on CPUs, the sync job and the client, without a cluster
+	$(call step,test: engines)
+	@HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(ENGINES_BIN)/python -m pytest tests/engines $(TORCH_TESTS) --proof-tier engines
 
 .PHONY: test-chart
 test-chart: setup ## the Helm chart, rendered by Helm itself

@@ -52,6 +52,8 @@ class Session:
         self.group: gloo.Group | native.Group | None = None
         self._channel = channel
         self._store = store
+        # Joining happens on another thread, where CUDA's current device would be the first one.
+        self._device = _current_cuda_device() if view.fleet.transport is Transport.NATIVE else None
         self._lease_seconds = view.lease_seconds
         self._lost = threading.Event()
         self._closed = threading.Event()
@@ -105,13 +107,11 @@ class Session:
             return gloo.form_group(
                 self._store, order.epoch, order.rank, order.world_size, order.deadline_seconds, cancelled
             )
-        import torch
-
         from rolloutfleet.transport import native
 
-        device = torch.device("cuda", torch.cuda.current_device())
+        assert self._device is not None
         return native.form_group(
-            self._store, order.epoch, order.rank, order.world_size, device, order.deadline_seconds, cancelled
+            self._store, order.epoch, order.rank, order.world_size, self._device, order.deadline_seconds, cancelled
         )
 
     def _renew(self) -> None:
@@ -130,6 +130,13 @@ class Session:
                     return
                 wait = max(0.2, renewed / 4 - (time.monotonic() - started))
                 logger.warning("the lease of session %s was not renewed, trying again: %s", self.id, error)
+
+
+def _current_cuda_device() -> int:
+    """Index of the CUDA device that the calling thread uses."""
+    import torch
+
+    return int(torch.cuda.current_device())
 
 
 def open_session(channel: Channel, fleet: FleetView, identity: TrainerIdentity) -> Session:

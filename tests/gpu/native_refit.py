@@ -2,7 +2,7 @@
 
 Starts the launcher (with stock vLLM) and the sync job as the pods would, refits three times, and writes what it saw as JSON. On one GPU the
 trainer and the engine share it: two values of NCCL_HOSTID let NCCL take them for two hosts, so bytes cross its network transport over
-loopback. That proves the path, not its speed. By hand::
+loopback. That proves the path, not its speed. On two GPUs the engine has the first and the trainer the second. By hand::
 
     PYTHONPATH=client:operator:worker_image python3 tests/gpu/native_refit.py --model MODEL --transport Native --output native.json
 """
@@ -85,7 +85,7 @@ def start_fleet(stack: ExitStack, folder: Path, options: argparse.Namespace) -> 
         ROLLOUTFLEET_CONTROL_PORT=str(control),
         ROLLOUTFLEET_RUNTIME_DIRECTORY=str(folder),
         ROLLOUTFLEET_AWAIT_FIRST_REFIT="true",
-        NCCL_HOSTID="engine",
+        **({"CUDA_VISIBLE_DEVICES": "0"} if torch.cuda.device_count() > 1 else {"NCCL_HOSTID": "engine"}),
     )
     start(
         stack,
@@ -120,8 +120,12 @@ def main() -> int:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("vllm", nargs="*", help="arguments of vllm serve, after --")
     options = parser.parse_args()
-    os.environ["NCCL_HOSTID"] = "trainer"
-    device = "cuda" if options.transport == "Native" else "cpu"
+    device = "cpu"
+    if options.transport == "Native":
+        device = f"cuda:{torch.cuda.device_count() - 1}"
+        torch.cuda.set_device(device)
+        if torch.cuda.device_count() == 1:
+            os.environ["NCCL_HOSTID"] = "trainer"
     runs: list[dict[str, Any]] = []
     with TemporaryDirectory() as folder, ExitStack() as stack:
         address = start_fleet(stack, Path(folder), options)
@@ -156,10 +160,10 @@ def main() -> int:
             )
             print(json.dumps(runs[-1]), flush=True)
     right = all(3 * run["mean_logprob_difference"] < run["same_with_other_weights"] for run in runs)
-    machine = torch.cuda.get_device_name() if device == "cuda" else "cpu"
+    machine = "cpu" if device == "cpu" else f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
     report = {
         "name": "native_refit",
-        "command": " ".join(sys.argv),
+        "command": " ".join(["python3", *sys.argv]),
         "machine": machine,
         "torch": torch.__version__,
         "right": right,

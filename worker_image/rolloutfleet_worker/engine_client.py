@@ -6,6 +6,7 @@ import aiohttp
 
 from rolloutfleet.contract.policy import PauseMode
 from rolloutfleet.contract.problems import ProblemCode, ProblemError
+from rolloutfleet_worker.fence import Door
 from rolloutfleet_worker.middleware import ENGINE_PREFIX, SECRET_HEADER
 
 
@@ -17,13 +18,13 @@ class EngineClient:
         self._base = f"http://127.0.0.1:{port}{ENGINE_PREFIX}"
         self._headers = {SECRET_HEADER: secret}
 
-    async def healthy(self, deadline_seconds: float) -> bool:
-        """Whether the engine's own loop answers in time."""
-        try:
-            await self._call("health", {}, deadline_seconds)
-        except ProblemError:
-            return False
-        return True
+    async def is_paused(self, deadline_seconds: float) -> bool:
+        """Asks the engine's own loop, so that an answer is a sign of life too.
+
+        Raises:
+            ProblemError: no answer in time, or the engine is dead.
+        """
+        return bool((await self._call("health", {}, deadline_seconds))["paused"])
 
     async def pause(self, mode: PauseMode, deadline_seconds: float) -> None:
         """Returns when no step of the model runs any more."""
@@ -36,8 +37,9 @@ class EngineClient:
         """vLLM's own answer; anything but a plain yes is a no."""
         return (await self._call("reset-cache", {}, deadline_seconds)).get("reset") is True
 
-    async def set_fence(self, *, is_open: bool, version: int, reason: str, deadline_seconds: float) -> None:
-        await self._call("fence", {"open": is_open, "version": version, "reason": reason}, deadline_seconds)
+    async def set_door(self, door: Door, *, version: int, reason: str, deadline_seconds: float) -> None:
+        """Say what happens to requests that generate, and which weight version their answers name."""
+        await self._call("door", {"door": door, "version": version, "reason": reason}, deadline_seconds)
 
     async def _call(self, verb: str, body: dict[str, Any], deadline_seconds: float) -> dict[str, Any]:
         try:

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import sys
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -47,7 +48,7 @@ class EngineProcess:
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
-        self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._lines: deque[tuple[float, str]] = deque(maxlen=_KEPT_LINES)
         self._reader = asyncio.create_task(self._tee(), name="engine-output")
 
     @classmethod
@@ -73,7 +74,14 @@ class EngineProcess:
         return code
 
     def last_words(self) -> str:
-        return root_cause(list(self._lines))
+        """Why vLLM ended, from all that is kept of its output: right for one that never came up."""
+        return root_cause([line for _, line in self._lines])
+
+    def recent_error(self, seconds: float) -> str:
+        """The root cause among the errors of the last seconds, or an empty string; older ones it has survived."""
+        since = time.monotonic() - seconds
+        lines = [line for written, line in self._lines if written >= since and _ERROR_LINE.search(line)]
+        return root_cause(lines) if lines else ""
 
     async def stop(self, grace_seconds: float) -> None:
         """Ask the whole process group to end, then make it."""
@@ -100,7 +108,7 @@ class EngineProcess:
             text = line.decode(errors="replace")
             sys.stdout.write(text)
             sys.stdout.flush()
-            self._lines.append(text.rstrip("\n"))
+            self._lines.append((time.monotonic(), text.rstrip("\n")))
 
 
 async def _line(stream: asyncio.StreamReader) -> bytes:

@@ -4,12 +4,25 @@ Pure: no clock, no I/O. The launcher asks the fence before it acts and tells it 
 change only while generation is paused, and generation resumes only with one whole version that the fleet has committed.
 """
 
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
 from rolloutfleet.contract.problems import ProblemCode, ProblemError
 from rolloutfleet.contract.worker import Call, WorkerState
 
 _WHOLE = frozenset({WorkerState.SERVING, WorkerState.PAUSED})
+
+
+class Door(StrEnum):
+    """What happens to requests that generate."""
+
+    OPEN = "Open"
+    """They enter; while vLLM is paused they queue inside it."""
+    HELD = "Held"
+    """They wait outside: weights are changing, and not even a stray resume may let them meet half a version."""
+    CLOSED = "Closed"
+    """They are refused, and those inside end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +33,17 @@ class Identity:
     fleet_uid: str
     pod_name: str
     pod_uid: str
+    instance: str
+    """New each time the launcher starts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """An engine's place in the refit protocol, changed only by the methods below, each of which returns the next fence."""
+    """An engine's place in the refit protocol, changed only by the methods below, each of which returns the next fence.
+
+    Methods named ``…_begins`` raise :class:`ProblemError` (WrongState, Dirty, StaleVersion) when the act is not allowed now. A failed
+    worker stays failed whatever was under way.
+    """
 
     identity: Identity
     await_first_refit: bool = False
@@ -37,41 +56,45 @@ class Fence:
     message: str = field(default="vLLM is starting")
 
     def accept(self, call: Call) -> "Fence":
-        """Check who the call is meant for and adopt its epoch.
+        """Check who the call is meant for and adopt its epoch; a newer one ends the membership of the older group.
 
         Raises:
-            ProblemError: WrongFleet, WrongPod or StaleEpoch; nothing has changed then.
+            ProblemError: WrongFleet, WrongPod (also for another instance) or StaleEpoch; nothing has changed then.
         """
-        if call.fleet_uid != self.identity.fleet_uid:
+        mine = self.identity
+        if call.fleet_uid != mine.fleet_uid:
             raise ProblemError(
                 ProblemCode.WRONG_FLEET,
-                f"this pod belongs to fleet {self.identity.fleet} (uid {self.identity.fleet_uid}), the call names uid {call.fleet_uid}",
+                f"this pod belongs to fleet {mine.fleet} (uid {mine.fleet_uid}), the call names uid {call.fleet_uid}",
             )
-        if call.pod_uid != self.identity.pod_uid:
+        if call.pod_uid != mine.pod_uid:
             raise ProblemError(
                 ProblemCode.WRONG_POD,
-                f"this is pod {self.identity.pod_name} (uid {self.identity.pod_uid}), the call names uid {call.pod_uid}",
+                f"this is pod {mine.pod_name} (uid {mine.pod_uid}), the call names uid {call.pod_uid}",
+            )
+        if call.instance != mine.instance:
+            raise ProblemError(
+                ProblemCode.WRONG_POD,
+                f"this is instance {mine.instance} of pod {mine.pod_name}, the call names instance {call.instance}: "
+                "the container has started anew since",
             )
         if call.epoch < self.epoch:
             raise ProblemError(
                 ProblemCode.STALE_EPOCH, f"epoch {call.epoch} is over, this worker has seen epoch {self.epoch}"
             )
-        return (
-            replace(self, epoch=call.epoch)
-            if call.epoch == self.epoch or not self.joined
-            else replace(self, epoch=call.epoch, joined=False)
-        )
+        return replace(self, epoch=call.epoch, joined=self.joined and call.epoch == self.epoch)
 
     def started(self) -> "Fence":
         """vLLM answers and every rank has reported."""
         return replace(self, state=WorkerState.SERVING, message="") if self.state is WorkerState.STARTING else self
 
     def failed(self, message: str) -> "Fence":
-        """vLLM has ended or does not answer; only a restart of the pod leads on from here."""
+        """vLLM has ended or does not answer; only a restart of the container leads on from here."""
         return replace(self, state=WorkerState.FAILED, message=message)
 
     def admit(self, version: int) -> "Fence":
-        return replace(self, admitted=version)
+        """The fleet has committed this version; what a fleet has committed never falls."""
+        return replace(self, admitted=max(version, self.admitted or 0))
 
     def join_begins(self) -> "Fence":
         self._require("join", _WHOLE | {WorkerState.DIRTY})
@@ -85,7 +108,7 @@ class Fence:
         return self
 
     def paused(self) -> "Fence":
-        return replace(self, state=WorkerState.PAUSED) if self.state in _WHOLE else self
+        return replace(self, state=WorkerState.PAUSED) if self.whole else self
 
     def receive_begins(self, version: int) -> "Fence":
         """Weights may change from here on."""
@@ -97,51 +120,42 @@ class Fence:
         return replace(self, state=WorkerState.RECEIVING, version_in_flight=version)
 
     def receive_done(self) -> "Fence":
-        self._require("end of receive", {WorkerState.RECEIVING})
-        return replace(self, state=WorkerState.RECEIVED, message="")
+        return replace(self, state=WorkerState.RECEIVED, message="") if self.state is WorkerState.RECEIVING else self
 
-    def receive_failed(self, *, touched: bool, was: WorkerState, message: str) -> "Fence":
-        """The transfer ended early; ``was`` is the state before it, kept if no weight has been touched."""
-        self._require("end of receive", {WorkerState.RECEIVING})
+    def receive_failed(self, *, touched: bool, was: "Fence", message: str) -> "Fence":
+        """The transfer ended early; ``was`` is the fence before it, and holds again if no weight has been touched."""
+        if self.state is not WorkerState.RECEIVING:
+            return self
         if not touched:
-            return replace(self, state=was, joined=False, version_in_flight=0)
+            return replace(self, state=was.state, message=was.message, joined=False, version_in_flight=0)
         return self._dirty(f"the transfer of version {self.version_in_flight} ended half way: {message}")
 
-    def commit(self, version: int) -> "Fence":
-        """The received version is the fleet's from now on; repeating a commit changes nothing.
+    def commit_begins(self, version: int) -> "Fence":
+        """The version may be committed here only if it was received whole, or is held already."""
+        if self.holds(version) or (self.state is WorkerState.RECEIVED and self.version_in_flight == version):
+            return self
+        held = f"version {self.version_in_flight or self.version} in state {self.state}"
+        raise ProblemError(ProblemCode.STALE_VERSION, f"cannot commit version {version}: this worker holds {held}")
 
-        Raises:
-            ProblemError: WrongState or StaleVersion when that version is not here whole.
-        """
-        if self.version == version and self.state in _WHOLE:
-            return replace(self, admitted=version)
-        if self.state is not WorkerState.RECEIVED or self.version_in_flight != version:
-            held = (
-                f"version {self.version_in_flight} in state {self.state}"
-                if self.version_in_flight
-                else f"version {self.version} in state {self.state}"
-            )
-            raise ProblemError(ProblemCode.STALE_VERSION, f"cannot commit version {version}: this worker holds {held}")
-        return replace(
-            self,
-            state=WorkerState.PAUSED,
-            version=version,
-            version_in_flight=0,
-            admitted=version,
-            await_first_refit=False,
-            message="",
-        )
+    def committed(self, version: int) -> "Fence":
+        """The version is the fleet's and this worker's from now on, its cache treated as the policy says."""
+        if self.state is not WorkerState.RECEIVED:
+            return self.admit(version) if self.holds(version) else self
+        done = replace(self, state=WorkerState.PAUSED, version=version, version_in_flight=0, message="")
+        return replace(done.admit(version), await_first_refit=False)
 
-    def cache_not_reset(self) -> "Fence":
+    def cache_not_reset(self, version: int, why: str) -> "Fence":
         """The prefix cache still holds values of older weights, so generating would mix versions."""
-        return self._dirty(f"the prefix cache could not be reset for version {self.version}")
+        if self.state is WorkerState.FAILED:
+            return self
+        return self.admit(version)._dirty(f"the prefix cache could not be reset for version {version}: {why}")
 
     def resume_begins(self) -> "Fence":
         self._require("resume", _WHOLE)
         return self
 
     def resumed(self) -> "Fence":
-        return replace(self, state=WorkerState.SERVING, message="")
+        return replace(self, state=WorkerState.SERVING, message="") if self.whole else self
 
     def aborted(self, reason: str) -> "Fence":
         """The epoch is over: the group is left; a whole but unpublished version counts as dirty."""
@@ -151,12 +165,23 @@ class Fence:
         return left
 
     @property
-    def resumable(self) -> bool:
-        """Whether a paused engine may go on with the version it holds."""
-        return self.state is WorkerState.PAUSED
+    def whole(self) -> bool:
+        """Whether the worker holds one whole committed version, and so may generate with it."""
+        return self.state in _WHOLE
+
+    def holds(self, version: int) -> bool:
+        """Whether this very version is here, whole and committed."""
+        return self.version == version and self.whole
+
+    @property
+    def door(self) -> Door:
+        """What the API server does with requests that generate."""
+        if self.unready_reason():
+            return Door.CLOSED
+        return Door.HELD if self.state in {WorkerState.RECEIVING, WorkerState.RECEIVED} else Door.OPEN
 
     def unready_reason(self) -> str:
-        """Why this engine must not generate; empty when it may. Requests queue inside vLLM while it is paused."""
+        """Why this engine must get no traffic; empty when it may. A pause within its deadline is no reason."""
         if self.state in {WorkerState.STARTING, WorkerState.DIRTY, WorkerState.FAILED}:
             return f"{self.state}: {self.message}"
         if self.await_first_refit:
@@ -164,17 +189,19 @@ class Fence:
         if self.admitted is None:
             return "AwaitingAdmission: the sync job has not told this worker which version the fleet has committed"
         if self.admitted != self.version:
-            return f"Stale: holds version {self.version}, the fleet has committed version {self.admitted}; waits for the next refit"
+            return (
+                f"Stale: holds version {self.version}, the fleet has committed version {self.admitted}; "
+                "waits for the next refit"
+            )
         return ""
 
     def _dirty(self, message: str) -> "Fence":
         return replace(self, state=WorkerState.DIRTY, joined=False, message=message)
 
-    def _require(self, act: str, states: "frozenset[WorkerState] | set[WorkerState]") -> None:
+    def _require(self, act: str, states: AbstractSet[WorkerState]) -> None:
         if self.state not in states:
             hint = f": {self.message}" if self.message else ""
-            allowed = ", ".join(sorted(states))
             raise ProblemError(
                 ProblemCode.DIRTY if self.state is WorkerState.DIRTY else ProblemCode.WRONG_STATE,
-                f"{act} needs the state to be one of {allowed}, it is {self.state}{hint}",
+                f"{act} needs the state to be one of {', '.join(sorted(states))}, it is {self.state}{hint}",
             )

@@ -8,29 +8,33 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import aiohttp
 from aiohttp import web
 
 from rolloutfleet.contract.environment import communication_environment
+from rolloutfleet.contract.problems import ProblemError
 from rolloutfleet.contract.worker import WorkerState
 from rolloutfleet_worker.control import make_application
 from rolloutfleet_worker.engine_client import EngineClient
 from rolloutfleet_worker.engine_process import EngineProcess
 from rolloutfleet_worker.fence import Fence
 from rolloutfleet_worker.middleware import ENV_ENGINE_NAME, ENV_ENGINE_SECRET
+from rolloutfleet_worker.plugin import ENV_RANK_SOCKET
 from rolloutfleet_worker.pod import EnginePod
 from rolloutfleet_worker.ranks import Ranks
 from rolloutfleet_worker.settings import Settings
 
 log = logging.getLogger(__name__)
 
-ENV_RANK_SOCKET = "ROLLOUTFLEET_RANK_SOCKET"
 HEALTH_PERIOD_SECONDS = 2.0
 HEALTH_DEADLINE_SECONDS = 20.0
 UNANSWERED_SECONDS = 60.0
 """Without an answer from the engine's loop for this long, outside a transfer, the engine counts as dead."""
 STOP_GRACE_SECONDS = 10.0
+DEATH_SECONDS = 10.0
+"""An error that vLLM wrote longer before its end is not the cause: failed refits leave errors in its output, too."""
 
 
 class Launcher:
@@ -45,14 +49,17 @@ class Launcher:
         self._secret = secrets.token_urlsafe(32)
         self._last_answer = time.monotonic()
         self._dead = ""
+        self._came_up = False
         self._stop = asyncio.Event()
 
     async def run(self) -> int:
         """The exit code: 0 after a requested stop, 1 when vLLM ended by itself."""
+        # A folder of our own, so that nobody else can offer a socket in our place.
+        with TemporaryDirectory(prefix="rolloutfleet-") as folder:
+            return await self._run(Path(folder) / "ranks.sock")
+
+    async def _run(self, socket_path: Path) -> int:
         settings = self._settings
-        settings.runtime_directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        socket_path = settings.runtime_directory / f"ranks-{settings.control_port}.sock"
-        socket_path.unlink(missing_ok=True)
         ranks = Ranks(settings.ranks, lambda rank: self._declare_dead(f"the process of local rank {rank} ended"))
         await ranks.listen(socket_path)
         self._catch_signals()
@@ -60,8 +67,15 @@ class Launcher:
         async with aiohttp.ClientSession() as session:
             engine = EngineClient(session, settings.generation_port, self._secret)
             fence = Fence(identity=settings.identity, await_first_refit=settings.await_first_refit)
-            self._pod = EnginePod(fence, settings.engine, ranks, settings.ranks, engine, process.kill)
-            self._pod.environment = communication_environment(self._environment)
+            self._pod = EnginePod(
+                fence,
+                settings.engine,
+                ranks,
+                settings.ranks,
+                engine,
+                process.kill,
+                communication_environment(self._environment),
+            )
             runner = web.AppRunner(make_application(self._pod, settings.token, self._why_dead), access_log=None)
             await runner.setup()
             await web.TCPSite(runner, settings.address, settings.control_port, reuse_address=True).start()
@@ -77,7 +91,6 @@ class Launcher:
                 await process.stop(STOP_GRACE_SECONDS)
                 await runner.cleanup()
                 await ranks.close()
-                socket_path.unlink(missing_ok=True)
 
     async def _end(self, process: EngineProcess, exited: "asyncio.Task[int]") -> int:
         if not exited.done() and not self._dead:
@@ -86,7 +99,9 @@ class Launcher:
         if not exited.done():
             process.kill()
         code = await exited
-        reason = f"vLLM ended with exit code {code}: {process.last_words()}" if not self._dead or code else self._dead
+        ended = self._dead or f"vLLM ended with exit code {code}"
+        words = process.recent_error(DEATH_SECONDS) if self._came_up else process.last_words()
+        reason = f"{ended}: {words or 'without an error in its output; it may have been killed, for instance for its memory'}"
         self._pod.failed(reason)
         log.error("%s", reason)
         if self._settings.termination_log is not None:
@@ -96,11 +111,16 @@ class Launcher:
     async def _watch_engine(self, engine: EngineClient, ranks: Ranks) -> None:
         await ranks.complete.wait()
         while True:
-            if await engine.healthy(HEALTH_DEADLINE_SECONDS):
+            try:
+                paused = await engine.is_paused(HEALTH_DEADLINE_SECONDS)
                 self._last_answer = time.monotonic()
                 if self._pod.fence.state is WorkerState.STARTING:
                     await self._pod.started()
+                    self._came_up = True
                     log.info("engine %d is up", self._settings.engine)
+                await self._pod.reconcile_pause(paused=paused)
+            except ProblemError as problem:
+                log.debug("the engine does not answer: %s", problem)
             await asyncio.sleep(HEALTH_PERIOD_SECONDS if self._pod.fence.state is not WorkerState.STARTING else 0.25)
 
     def _why_dead(self) -> str:

@@ -1,8 +1,8 @@
-"""The fence inside vLLM's API server, and the few engine calls that only that process can make.
+"""The door to generation inside vLLM's API server, and the few engine calls that only that process can make.
 
-vLLM adds this class through its own ``--middleware`` option. Requests that generate pass while the fence is open. When it closes, those
-in flight end with 503 (or a broken stream), so that nobody reads tokens of half-loaded weights. Routes below ``/rolloutfleet/engine/``
-belong to the pod's launcher alone, which proves itself with a secret made for this process.
+vLLM adds this class through its own ``--middleware`` option. Whatever could show tokens passes while the door is open and waits while it is
+held; when it closes, requests in flight end with 503 (or a broken stream), so that nobody reads tokens of half-loaded weights. Routes below
+``/rolloutfleet/engine/`` belong to the pod's launcher alone, which proves itself with a secret made for this process.
 """
 
 import asyncio
@@ -10,14 +10,18 @@ import hmac
 import json
 import os
 from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 from rolloutfleet.contract.names import HEADER_ENGINE, HEADER_WEIGHT_VERSION
+from rolloutfleet_worker.fence import Door
 
 ENGINE_PREFIX = "/rolloutfleet/engine/"
 ENV_ENGINE_SECRET = "ROLLOUTFLEET_ENGINE_SECRET"  # noqa: S105 - the variable's name
 ENV_ENGINE_NAME = "ROLLOUTFLEET_ENGINE_NAME"
 SECRET_HEADER = "x-rolloutfleet-engine-secret"  # noqa: S105
+
+_HARMLESS_PATHS = frozenset({"/health", "/load", "/metrics", "/ping", "/v1/models", "/version"})
 
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
@@ -26,26 +30,24 @@ Send = Callable[[Message], Awaitable[None]]
 
 
 class FleetMiddleware:
-    """ASGI middleware: opens and closes the door to generation, and pauses, resumes and resets the engine for the launcher."""
+    """ASGI middleware: the door to generation, and the calls with which the launcher pauses, resumes and resets the engine."""
 
     def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
         self._app = app
         self._secret = os.environ[ENV_ENGINE_SECRET]
         self._engine_name = os.environ[ENV_ENGINE_NAME]
+        self._door = Door.CLOSED
         self._reason = "the sync job has not admitted this engine yet"
         self._version = 0
-        self._closed = asyncio.Event()
-        self._closed.set()
+        self._moved = asyncio.Condition()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"].startswith(ENGINE_PREFIX):
             await self._serve_launcher(scope, receive, send)
-        elif scope["type"] == "websocket" or (
-            scope["type"] == "http" and scope["method"] not in {"GET", "HEAD", "OPTIONS"}
-        ):
-            await self._serve_generation(scope, receive, send)
-        else:
+        elif scope["type"] == "lifespan" or (scope["type"] == "http" and _is_harmless(scope)):
             await self._app(scope, receive, send)
+        else:
+            await self._serve_generation(scope, receive, send)
 
     async def _serve_generation(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
@@ -57,31 +59,32 @@ class FleetMiddleware:
                 message = {**message, "headers": [*message.get("headers", []), *self._tags()]}
             await send(message)
 
-        if not self._closed.is_set():
+        await self._await_door({Door.OPEN, Door.CLOSED})
+        if self._door is Door.OPEN:
             request = asyncio.ensure_future(self._app(scope, receive, tagged))
-            closing = asyncio.ensure_future(self._closed.wait())
+            closing = asyncio.ensure_future(self._await_door({Door.CLOSED}))
             try:
                 await asyncio.wait({request, closing}, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 closing.cancel()
                 if not request.done():
                     request.cancel()
-            if not request.cancelled() and request.done():
+            await asyncio.wait({request})
+            if not request.cancelled():
                 return request.result()
-            await asyncio.gather(request, return_exceptions=True)
             if started:
                 raise ConnectionAbortedError(f"generation ended early: {self._reason}")
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1013, "reason": self._reason[:120]})
         else:
             message = f"engine {self._engine_name} does not generate now: {self._reason}"
-            await _answer(
-                send,
-                503,
-                {"error": {"message": message, "type": "ServiceUnavailable", "code": 503}},
-                [(b"retry-after", b"1")],
-            )
+            error = {"message": message, "type": "ServiceUnavailable", "code": 503}
+            await _answer(send, 503, {"error": error}, [(b"retry-after", b"1")])
         return None
+
+    async def _await_door(self, doors: AbstractSet[Door]) -> None:
+        async with self._moved:
+            await self._moved.wait_for(lambda: self._door in doors)
 
     def _tags(self) -> list[tuple[bytes, bytes]]:
         return [
@@ -99,7 +102,7 @@ class FleetMiddleware:
             "pause": self._pause,
             "resume": self._resume,
             "reset-cache": self._reset_cache,
-            "fence": self._set_fence,
+            "door": self._set_door,
         }.get(scope["path"].removeprefix(ENGINE_PREFIX))
         if call is None:
             await _answer(send, 404, {"message": f"no such route: {scope['path']}"})
@@ -123,17 +126,20 @@ class FleetMiddleware:
 
     async def _reset_cache(self, engine: Any, _: dict[str, Any]) -> dict[str, Any]:
         """Requests that a pause froze are preempted, so that their cache is computed anew with the new weights."""
-        reset = await engine.reset_prefix_cache(reset_running_requests=True)
+        reset = await engine.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
         await engine.reset_encoder_cache()
         return {"reset": reset}
 
-    async def _set_fence(self, _: Any, body: dict[str, Any]) -> dict[str, Any]:
-        self._version, self._reason = body["version"], body["reason"]
-        if body["open"]:
-            self._closed.clear()
-        else:
-            self._closed.set()
+    async def _set_door(self, _: Any, body: dict[str, Any]) -> dict[str, Any]:
+        async with self._moved:
+            self._door, self._version, self._reason = Door(body["door"]), body["version"], body["reason"]
+            self._moved.notify_all()
         return {}
+
+
+def _is_harmless(scope: Scope) -> bool:
+    """Reads that show no token computed from weights; everything else, known or not, waits at the door."""
+    return scope["method"] in {"GET", "HEAD"} and scope["path"] in _HARMLESS_PATHS
 
 
 async def _body(receive: Receive) -> bytes:

@@ -1,6 +1,8 @@
 """Entry point of the group ``vllm.general_plugins``: makes our transfer engine known in every vLLM process."""
 
 TRANSFER_BACKEND = "rolloutfleet"
+ENV_RANK_SOCKET = "ROLLOUTFLEET_RANK_SOCKET"
+"""Path of the Unix socket on which the launcher awaits its ranks."""
 
 
 def register() -> None:

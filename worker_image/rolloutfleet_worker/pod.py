@@ -2,12 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Protocol
-from uuid import uuid4
 
-from rolloutfleet.contract.manifest import Manifest, ManifestFaults
 from rolloutfleet.contract.policy import CachePolicy, PauseMode, Transport
 from rolloutfleet.contract.problems import ProblemCode, ProblemError
 from rolloutfleet.contract.worker import (
@@ -29,16 +27,16 @@ from rolloutfleet.contract.worker import (
     WorkerReport,
     WorkerState,
 )
-from rolloutfleet_worker.fence import Fence
-from rolloutfleet_worker.ranks import RankFailedError, Ranks
+from rolloutfleet_worker.fence import Door, Fence
+from rolloutfleet_worker.ranks import ABORT_SECONDS, RankFailedError, Ranks, RankStuckError
+from rolloutfleet_worker.reports import merge_checks, merge_receives
 from rolloutfleet_worker.wire import Frame
 
 log = logging.getLogger(__name__)
 
 ENGINE_CALL_SECONDS = 30.0
-"""How long vLLM may take to resume, to reset its cache or to move its fence."""
-ABORT_SECONDS = 10.0
-"""How long ranks may take to leave a group before the engine is killed."""
+"""How long vLLM may take to resume, to reset its cache or to move its door."""
+RESCUE_RETRY_SECONDS = 5.0
 
 
 class Engine(Protocol):
@@ -47,36 +45,51 @@ class Engine(Protocol):
     async def pause(self, mode: PauseMode, deadline_seconds: float) -> None: ...
     async def resume(self, deadline_seconds: float) -> None: ...
     async def reset_cache(self, deadline_seconds: float) -> bool: ...
-    async def set_fence(self, *, is_open: bool, version: int, reason: str, deadline_seconds: float) -> None: ...
+    async def set_door(self, door: Door, *, version: int, reason: str, deadline_seconds: float) -> None: ...
 
 
 class EnginePod:
-    """The control surface's verbs; one that changes anything runs at a time, but an abort interrupts a transfer."""
+    """The control surface's verbs. One that changes anything runs at a time; an abort interrupts a join or a transfer first."""
 
     def __init__(
-        self, fence: Fence, engine_index: int, ranks: Ranks, rank_count: int, engine: Engine, kill: Callable[[], None]
+        self,
+        fence: Fence,
+        engine_index: int,
+        ranks: Ranks,
+        rank_count: int,
+        engine: Engine,
+        kill: Callable[[], None],
+        environment: Mapping[str, str],
     ) -> None:
         self.fence = fence
-        self.instance = uuid4().hex
         self._engine_index = engine_index
         self._ranks = ranks
         self._rank_count = rank_count
         self._engine = engine
         self._kill = kill
+        self._environment = dict(environment)
         self._turn = asyncio.Lock()
         self._transport = Transport.GLOO
-        self._received_digest = ""
+        self._cache_reset_for = 0
         self._pause_end: asyncio.TimerHandle | None = None
         self._rescue: asyncio.Task[None] | None = None
-        self.environment: dict[str, str] = {}
 
     async def started(self) -> None:
         """vLLM is up: from now on calls are answered."""
-        self.fence = self.fence.started()
-        await self._publish_fence()
+        async with self._turn:
+            await self._publish_door(self.fence.started())
+            self.fence = self.fence.started()
 
     def failed(self, message: str) -> None:
         self.fence = self.fence.failed(message)
+
+    async def reconcile_pause(self, *, paused: bool) -> None:
+        """Let an engine generate again that vLLM says is paused although nobody here has paused it."""
+        if paused and self.fence.state is WorkerState.SERVING and not self._turn.locked():
+            log.warning("vLLM is paused outside a refit; it is resumed")
+            async with self._turn:
+                if self.fence.state is WorkerState.SERVING:
+                    await self._engine.resume(ENGINE_CALL_SECONDS)
 
     def report(self) -> WorkerReport:
         fence = self.fence
@@ -85,38 +98,36 @@ class EnginePod:
             fleet_uid=fence.identity.fleet_uid,
             pod_name=fence.identity.pod_name,
             pod_uid=fence.identity.pod_uid,
-            instance=self.instance,
+            instance=fence.identity.instance,
             engine=self._engine_index,
             ranks=self._rank_count,
             state=fence.state,
             epoch=fence.epoch,
             version=fence.version,
             version_in_flight=fence.version_in_flight,
-            received_digest=self._received_digest if fence.state is WorkerState.RECEIVED else "",
             admitted=fence.admitted,
             vllm_version=self._ranks.described("vllm_version")[0] if up else "",
             nccl_version=self._ranks.described("nccl_version")[0] if up else "",
             devices=self._ranks.described("device") if up else (),
-            environment=self.environment,
+            environment=self._environment,
             message=fence.message or fence.unready_reason(),
         )
 
     async def admit(self, call: Admit) -> WorkerReport:
         async with self._act(call):
             self.fence = self.fence.admit(call.version)
-            await self._publish_fence()
+            await self._publish_door(self.fence)
         return self.report()
 
     async def check(self, call: Check) -> CheckReport:
-        """Runs beside generation; the weights are not touched."""
-        async with self._act(call):
-            order = self._ranks.every_rank({"manifest": call.manifest.model_dump(mode="json")})
-            try:
-                answers = await self._ranks.order_all("check", order, 600.0)
-            except RankFailedError as failure:
-                raise ProblemError(
-                    ProblemCode.ENGINE_FAILED, f"the manifest could not be checked: {failure}"
-                ) from failure
+        """Runs beside generation and beside other calls; the weights are not touched."""
+        self.fence = self.fence.accept(call)
+        self._require_engine()
+        orders = self._ranks.every_rank({"manifest": call.manifest.model_dump(mode="json")})
+        try:
+            answers = await self._order("check", orders, call.deadline_seconds)
+        except RankFailedError as failure:
+            raise self._problem(ProblemCode.ENGINE_FAILED, f"the manifest could not be checked: {failure}") from failure
         return merge_checks(call.manifest, list(answers.values()))
 
     async def join(self, call: Join) -> JoinReport:
@@ -127,7 +138,7 @@ class EnginePod:
                 local: {
                     "epoch": call.epoch,
                     "transport": call.transport,
-                    "rendezvous": call.rendezvous.model_dump(),
+                    "rendezvous": call.rendezvous.model_dump(mode="json"),
                     "rank_offset": call.rank_offset,
                     "rank": call.rank_offset + local,
                     "world_size": call.world_size,
@@ -135,59 +146,53 @@ class EnginePod:
                 }
                 for local in range(self._rank_count)
             }
-            answers = await self._order("join", orders, call.deadline_seconds)
+            try:
+                answers = await self._order("join", orders, call.deadline_seconds)
+            except RankFailedError as failure:
+                raise self._problem(ProblemCode.MEMBER_ABSENT, str(failure)) from failure
             self.fence = self.fence.join_done()
         return JoinReport(ranks=tuple(answers[local]["rank"] for local in range(self._rank_count)))
 
     async def pause(self, call: Pause) -> WorkerReport:
         async with self._act(call):
             self.fence = self.fence.pause_begins()
+            # vLLM stops scheduling at once, long before a pause that waits for requests is answered.
+            self._hold_pause(call.deadline_seconds)
             await self._engine.pause(call.mode, call.deadline_seconds)
             self.fence = self.fence.paused()
-            self._extend_pause(call.deadline_seconds)
         return self.report()
 
     async def receive(self, call: Receive) -> ReceiveReport:
         async with self._act(call):
-            was = self.fence.state
-            self.fence = self.fence.receive_begins(call.version)
-            self._extend_pause(call.deadline_seconds)
+            was = self.fence
+            self.fence = was.receive_begins(call.version)
+            self._hold_pause(call.deadline_seconds + call.hold_seconds)
             body = {
                 "manifest": call.manifest.model_dump(mode="json"),
                 "transport": self._transport,
                 "timeout_seconds": call.deadline_seconds,
             }
             try:
+                await self._publish_door(self.fence)
                 answers = await self._order("receive", self._ranks.every_rank(body), call.deadline_seconds)
             except RankFailedError as failure:
-                self.fence = self.fence.receive_failed(touched=failure.touched, was=was, message=str(failure))
-                await self._publish_fence()
-                raise ProblemError(
-                    ProblemCode.TRANSFER_FAILED, str(failure), member=self.fence.identity.pod_name
-                ) from failure
+                await self._transfer_failed(was, touched=failure.touched, message=str(failure))
+                raise self._problem(ProblemCode.TRANSFER_FAILED, str(failure)) from failure
             except ProblemError as problem:
-                self.fence = self.fence.receive_failed(touched=True, was=was, message=str(problem))
-                await self._publish_fence()
+                await self._transfer_failed(was, touched=True, message=str(problem))
                 raise
             self.fence = self.fence.receive_done()
-            self._extend_pause(ENGINE_CALL_SECONDS)
-            report = _merge_receives(call.version, [answers[rank] for rank in sorted(answers)])
-            self._received_digest = report.received_digest
-        return report
+            self._hold_pause(call.hold_seconds)
+        return merge_receives(call.version, [answers[rank] for rank in sorted(answers)])
 
     async def commit(self, call: Commit) -> CommitReport:
+        """The cache goes before the version is called whole: whatever fails in between leaves the worker fenced."""
         async with self._act(call):
-            fresh = self.fence.state is WorkerState.RECEIVED
-            self.fence = self.fence.commit(call.version)
-            reset: bool | None = None
-            if call.cache is CachePolicy.RESET and fresh:
-                reset = await self._engine.reset_cache(ENGINE_CALL_SECONDS)
-                if not reset:
-                    self.fence = self.fence.cache_not_reset()
-            elif call.cache is CachePolicy.RESET:
-                reset = True
-            await self._publish_fence()
-            self._extend_pause(ENGINE_CALL_SECONDS)
+            self.fence = self.fence.commit_begins(call.version)
+            reset = None if call.cache is CachePolicy.KEEP else await self._reset_cache_for(call.version)
+            if reset is not False:
+                self.fence = self.fence.committed(call.version)
+            await self._publish_door(self.fence)
         return CommitReport(version=call.version, cache_reset=reset)
 
     async def resume(self, call: Resume) -> WorkerReport:
@@ -197,14 +202,9 @@ class EnginePod:
         return self.report()
 
     async def abort(self, call: Abort) -> WorkerReport:
-        """Unblocks a transfer in flight first, then waits for it to have ended."""
+        """Unblocks a join or transfer under way first, then waits for it to have ended; a whole worker generates afterwards."""
         self.fence = self.fence.accept(call)
-        await self._leave_group()
-        async with self._turn:
-            self.fence = self.fence.aborted(call.reason)
-            await self._publish_fence()
-            if self.fence.resumable:
-                await self._resume()
+        await self._end_epoch(call.reason)
         return self.report()
 
     async def reset_cache(self, call: ResetCache) -> CacheReport:
@@ -216,44 +216,56 @@ class EnginePod:
         self.fence.accept(call)
         async with self._turn:
             self.fence = self.fence.accept(call)
-            if self.fence.state in {WorkerState.STARTING, WorkerState.FAILED}:
-                raise ProblemError(ProblemCode.WRONG_STATE, f"this worker is {self.fence.state}: {self.fence.message}")
+            self._require_engine()
             yield
 
-    async def _order(self, op: str, orders: dict[int, Frame], deadline_seconds: float) -> dict[int, Frame]:
-        """Order all ranks; when one fails or the deadline passes, the others are unblocked before this returns."""
-        pending = asyncio.ensure_future(self._ranks.order_all(op, orders, deadline_seconds + ABORT_SECONDS))
-        deadline = asyncio.get_running_loop().time() + deadline_seconds
-        try:
-            await asyncio.wait({pending}, timeout=deadline - asyncio.get_running_loop().time())
-            if not pending.done():
-                await self._leave_group()
-            try:
-                return await pending
-            except TimeoutError as error:
-                self._kill()
-                raise ProblemError(
-                    ProblemCode.DEADLINE_EXCEEDED,
-                    f"{op} did not end within {deadline_seconds:g} s and could not be aborted; the engine is restarted",
-                    member=self.fence.identity.pod_name,
-                ) from error
-            except RankFailedError as failure:
-                if op != "receive":
-                    raise ProblemError(
-                        ProblemCode.MEMBER_ABSENT, str(failure), member=self.fence.identity.pod_name
-                    ) from failure
-                raise
-        finally:
-            pending.cancel()
+    def _require_engine(self) -> None:
+        if self.fence.state in {WorkerState.STARTING, WorkerState.FAILED}:
+            raise self._problem(ProblemCode.WRONG_STATE, f"this worker is {self.fence.state}: {self.fence.message}")
 
-    async def _leave_group(self) -> None:
+    async def _order(self, op: str, orders: dict[int, Frame], deadline_seconds: float) -> dict[int, Frame]:
         try:
-            await self._ranks.order_all("abort", self._ranks.every_rank({}), ABORT_SECONDS)
-        except TimeoutError:
-            log.critical("ranks did not leave their group within %g s; the engine is killed", ABORT_SECONDS)
+            return await self._ranks.order_all(op, orders, deadline_seconds)
+        except RankStuckError as stuck:
             self._kill()
-        except RankFailedError as failure:
-            log.warning("a rank is gone while leaving the group: %s", failure)
+            raise self._problem(ProblemCode.DEADLINE_EXCEEDED, f"{stuck}; the engine is killed and restarts") from stuck
+
+    async def _transfer_failed(self, was: Fence, *, touched: bool, message: str) -> None:
+        self.fence = self.fence.receive_failed(touched=touched, was=was, message=message)
+        await self._publish_door(self.fence)
+
+    async def _reset_cache_for(self, version: int) -> bool:
+        """Whether the cache holds nothing older than the version; if not, the worker is fenced and says why."""
+        if self._cache_reset_for == version and self.fence.holds(version):
+            return True
+        try:
+            reset, why = await self._engine.reset_cache(ENGINE_CALL_SECONDS), "vLLM answered no"
+        except ProblemError as problem:
+            reset, why = False, str(problem)
+        if reset:
+            self._cache_reset_for = version
+        else:
+            self.fence = self.fence.cache_not_reset(version, why)
+        return reset
+
+    async def _end_epoch(self, reason: str) -> None:
+        """Leave the group, then settle: the door follows the fence, and a whole worker generates."""
+        try:
+            await self._ranks.abort_all()
+            async with asyncio.timeout(ABORT_SECONDS):
+                await self._turn.acquire()
+        except (RankStuckError, TimeoutError) as error:
+            self._kill()
+            raise self._problem(
+                ProblemCode.DEADLINE_EXCEEDED, f"this worker could not be unblocked; the engine is killed: {error}"
+            ) from error
+        try:
+            self.fence = self.fence.aborted(reason)
+            await self._publish_door(self.fence)
+            if self.fence.whole:
+                await self._resume()
+        finally:
+            self._turn.release()
 
     async def _resume(self) -> None:
         await self._engine.resume(ENGINE_CALL_SECONDS)
@@ -262,64 +274,27 @@ class EnginePod:
             self._pause_end.cancel()
             self._pause_end = None
 
-    async def _publish_fence(self) -> None:
-        reason = self.fence.unready_reason()
-        await self._engine.set_fence(
-            is_open=not reason, version=self.fence.version, reason=reason, deadline_seconds=ENGINE_CALL_SECONDS
+    async def _publish_door(self, fence: Fence) -> None:
+        await self._engine.set_door(
+            fence.door, version=fence.version, reason=fence.unready_reason(), deadline_seconds=ENGINE_CALL_SECONDS
         )
 
-    def _extend_pause(self, seconds: float) -> None:
-        loop = asyncio.get_running_loop()
-        until = loop.time() + seconds
+    def _hold_pause(self, seconds: float) -> None:
+        """A sync job that vanished must not leave an engine paused for ever: after this long the pause ends by itself."""
         if self._pause_end is not None:
-            until = max(until, self._pause_end.when())
             self._pause_end.cancel()
-        self._pause_end = loop.call_at(until, self._pause_forgotten)
+        self._pause_end = asyncio.get_running_loop().call_later(seconds, self._pause_forgotten)
 
     def _pause_forgotten(self) -> None:
         self._rescue = asyncio.create_task(self._end_forgotten_pause(), name="forgotten-pause")
 
     async def _end_forgotten_pause(self) -> None:
-        """A sync job that vanished must not leave an engine paused for ever: whole weights go on serving, others stay fenced."""
         log.error("the sync job has let a pause pass its deadline; this worker leaves the group")
-        await self._leave_group()
-        async with self._turn:
-            self.fence = self.fence.aborted("the sync job let the pause pass its deadline")
-            await self._publish_fence()
-            if self.fence.resumable:
-                await self._resume()
+        try:
+            await self._end_epoch("the sync job let the pause pass its deadline")
+        except ProblemError:
+            log.exception("the pause could not be ended, trying again in %g s", RESCUE_RETRY_SECONDS)
+            self._hold_pause(RESCUE_RETRY_SECONDS)
 
-
-def merge_checks(manifest: Manifest, answers: list[Frame]) -> CheckReport:
-    """One report from every rank's: a tensor of which only part is used on all ranks together has the wrong shape."""
-    missing = sorted({name for answer in answers for name in answer["missing"]})
-    extra = sorted({name for answer in answers for name in answer["extra"]})
-    misshapen = {sentence.split()[1]: sentence for answer in answers for sentence in answer["misshapen"]}
-    ignored = []
-    for spec in manifest.tensors:
-        if spec.name in extra or spec.name in misshapen:
-            continue
-        used = sum(answer["consumed"].get(spec.name, spec.elements) for answer in answers)
-        if used == 0 and spec.elements:
-            ignored.append(spec.name)
-        elif used < spec.elements:
-            misshapen[spec.name] = (
-                f"tensor {spec.name} has shape {list(spec.shape)}, the model takes only {used} of its {spec.elements} elements"
-            )
-    faults = ManifestFaults(
-        missing=tuple(missing), extra=tuple(extra), misshapen=tuple(misshapen[name] for name in sorted(misshapen))
-    )
-    return CheckReport(faults=faults, ignored=tuple(ignored))
-
-
-def _merge_receives(version: int, answers: list[Frame]) -> ReceiveReport:
-    digests = sorted({str(answer["received_digest"]) for answer in answers})
-    return ReceiveReport(
-        version=version,
-        tensors=answers[0]["tensors"],
-        nbytes=answers[0]["nbytes"],
-        received_digest=digests[0] if len(digests) == 1 else " and ".join(digests),
-        live_digests=tuple(answer["live_digest"] for answer in answers),
-        receive_seconds=max(answer["receive_seconds"] for answer in answers),
-        load_seconds=max(answer["load_seconds"] for answer in answers),
-    )
+    def _problem(self, code: ProblemCode, message: str) -> ProblemError:
+        return ProblemError(code, message, member=self.fence.identity.pod_name)

@@ -2,10 +2,16 @@
 
 import asyncio
 import itertools
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from rolloutfleet_worker.wire import Frame, encode, read_frame
+
+log = logging.getLogger(__name__)
+
+ABORT_SECONDS = 10.0
+"""How long a rank may take to leave its group once told to."""
 
 
 class RankFailedError(Exception):
@@ -16,8 +22,8 @@ class RankFailedError(Exception):
         self.touched = touched
 
 
-class RankGoneError(RankFailedError):
-    """A rank's process closed its connection."""
+class RankStuckError(Exception):
+    """A rank did not answer although it was told to abort: its process has to be killed."""
 
 
 class _Connection:
@@ -61,26 +67,63 @@ class Ranks:
     async def order_all(self, op: str, bodies: Mapping[int, Frame], deadline_seconds: float) -> dict[int, Frame]:
         """Give each rank its order, all at once; answers by rank.
 
+        As soon as one rank fails, or the deadline passes, the others are told to abort: they may be waiting in a collective for
+        the one that has left it.
+
         Raises:
-            RankFailedError: a rank refused or failed; names it. The others have answered too by then.
-            TimeoutError: a rank has not answered within the deadline.
+            RankFailedError: names every rank that failed and why.
+            RankStuckError: a rank has not even obeyed the abort.
         """
-        if not self.complete.is_set():
-            raise RankGoneError(f"{len(self._connections)} of {self._expected} ranks are connected", touched=False)
-        async with asyncio.timeout(deadline_seconds):
-            answers = await asyncio.gather(*(self._order(rank, op, body) for rank, body in bodies.items()))
-        results = dict(zip(bodies, answers, strict=True))
+        orders = {asyncio.ensure_future(self._order(rank, op, body)): rank for rank, body in bodies.items()}
+        late = await self._first_failure(set(orders), deadline_seconds)
+        if unfinished := {order for order in orders if not order.done()}:
+            await self.abort_all()
+            await asyncio.wait(unfinished, timeout=ABORT_SECONDS)
+        stuck = sorted(rank for order, rank in orders.items() if not order.done())
+        for order in orders:
+            order.cancel()
+        if stuck:
+            raise RankStuckError(f"{op}: local rank {', '.join(map(str, stuck))} did not end even when told to abort")
+        results = {rank: order.result() for order, rank in orders.items()}
         failed = {rank: answer for rank, answer in results.items() if not answer["ok"]}
         if failed:
-            touched = any(answer.get("touched", True) for answer in failed.values()) or (
-                op == "receive" and len(failed) < len(results)
-            )
-            kind = RankGoneError if any(answer.get("gone") for answer in failed.values()) else RankFailedError
-            raise kind("; ".join(str(answer["message"]) for _, answer in sorted(failed.items())), touched=touched)
+            reasons = [f"{op} did not end within {deadline_seconds:g} s"] if late else []
+            reasons += [str(answer["message"]) for _, answer in sorted(failed.items())]
+            touched = len(failed) < len(results) or any(answer["touched"] for answer in failed.values())
+            raise RankFailedError("; ".join(reasons), touched=touched)
         return {rank: answer["body"] for rank, answer in results.items()}
+
+    async def abort_all(self) -> None:
+        """Tell every connected rank to leave its group and to end the order under way.
+
+        Raises:
+            RankStuckError: a rank's control thread itself does not answer.
+        """
+        orders = [asyncio.ensure_future(self._order(rank, "abort", {})) for rank in sorted(self._connections)]
+        if not orders:
+            return
+        _, unanswered = await asyncio.wait(orders, timeout=ABORT_SECONDS)
+        for order in unanswered:
+            order.cancel()
+        if unanswered:
+            raise RankStuckError(f"{len(unanswered)} of {len(orders)} ranks did not answer an abort")
 
     def every_rank(self, body: Frame) -> dict[int, Frame]:
         return dict.fromkeys(range(self._expected), body)
+
+    @staticmethod
+    async def _first_failure(orders: "set[asyncio.Future[Frame]]", deadline_seconds: float) -> bool:
+        """Return when all have succeeded or one has failed; True when the deadline passed first."""
+        pending = orders
+        until = asyncio.get_running_loop().time() + deadline_seconds
+        while pending:
+            left = until - asyncio.get_running_loop().time()
+            done, pending = await asyncio.wait(pending, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                return True
+            if any(not order.result()["ok"] for order in done):
+                return False
+        return False
 
     async def _order(self, rank: int, op: str, body: Frame) -> Frame:
         connection = self._connections.get(rank)
@@ -101,6 +144,7 @@ class Ranks:
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         greeting = await read_frame(reader)
         if greeting is None or "hello" not in greeting:
+            log.error("a process connected to the ranks' socket and did not say which rank it is")
             writer.close()
             return
         hello = greeting["hello"]
@@ -121,4 +165,4 @@ class Ranks:
 
 
 def _gone(rank: int) -> Frame:
-    return {"ok": False, "message": f"the process of local rank {rank} has ended", "touched": True, "gone": True}
+    return {"ok": False, "message": f"the process of local rank {rank} has ended", "touched": True}

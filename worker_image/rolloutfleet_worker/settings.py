@@ -4,9 +4,17 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from uuid import uuid4
 
 from rolloutfleet.contract import names
 from rolloutfleet_worker.fence import Identity
+
+_FORBIDDEN = {
+    "VLLM_SERVER_DEV_MODE": "its routes pause, resume and change the engine behind the sync job's back",
+    "VLLM_ALLOW_INSECURE_SERIALIZATION": "its routes take pickled code",
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "its routes change what the engine computes behind the sync job's back",
+    "VLLM_PLUGINS": "it would keep vLLM from loading the fleet's plugin",
+}
 
 
 class SettingsError(Exception):
@@ -25,7 +33,6 @@ class Settings:
     await_first_refit: bool
     generation_port: int
     control_port: int
-    runtime_directory: Path
     termination_log: Path | None
 
 
@@ -41,19 +48,21 @@ def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
     ranks = _whole_number(environment, names.ENV_RANKS, 1, faults)
     token_file = Path(environment.get(names.ENV_TOKEN_FILE, names.TOKEN_FILE))
     token = token_file.read_text().strip() if token_file.is_file() else ""
+    faults += [f"{name} is set; {reason}" for name, reason in _FORBIDDEN.items() if environment.get(name, "0") != "0"]
     if not token:
         faults.append(f"{names.ENV_TOKEN_FILE} names {token_file}, which holds no token")
     generation_port = _whole_number(environment, "ROLLOUTFLEET_GENERATION_PORT", names.GENERATION_PORT, faults)
     control_port = _whole_number(environment, "ROLLOUTFLEET_CONTROL_PORT", names.WORKER_CONTROL_PORT, faults)
     if faults:
         raise SettingsError("; ".join(faults))
-    termination_log = Path("/dev/termination-log")
+    termination_log = Path(environment.get("ROLLOUTFLEET_TERMINATION_LOG", "/dev/termination-log"))
     return Settings(
         identity=Identity(
             fleet=environment[names.ENV_FLEET],
             fleet_uid=environment[names.ENV_FLEET_UID],
             pod_name=environment[names.ENV_POD_NAME],
             pod_uid=environment[names.ENV_POD_UID],
+            instance=uuid4().hex,
         ),
         engine=engine,
         ranks=ranks,
@@ -62,7 +71,6 @@ def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
         await_first_refit=environment.get(names.ENV_AWAIT_FIRST_REFIT, "").lower() == "true",
         generation_port=generation_port,
         control_port=control_port,
-        runtime_directory=Path(environment.get("ROLLOUTFLEET_RUNTIME_DIRECTORY", "/tmp/rolloutfleet")),  # noqa: S108 - a volume of the pod's own
         termination_log=termination_log if termination_log.exists() else None,
     )
 

@@ -15,8 +15,8 @@ POST       ``abort``           :class:`Abort` -> :class:`WorkerReport`
 POST       ``reset-cache``     :class:`ResetCache` -> :class:`CacheReport`
 =========  ==================  ==========================================================================
 
-Every call names the fleet, the pod and an epoch. A call for another fleet or pod, or of an older epoch than the worker has seen, is
-refused and changes nothing. ``admit``, ``abort``, ``commit`` and ``resume`` are idempotent. Without a token: ``GET /healthz/live``,
+Every call names the fleet, the pod, the launcher's instance and an epoch. A call for another fleet, pod or instance, or of an older
+epoch than the worker has seen, is refused and changes nothing. ``admit``, ``abort``, ``commit`` and ``resume`` are idempotent. Without a token: ``GET /healthz/live``,
 ``/healthz/ready`` and ``/healthz/started``.
 """
 
@@ -65,6 +65,8 @@ class Call(_Message):
 
     fleet_uid: str
     pod_uid: str
+    instance: str = Field(min_length=1)
+    """The launcher's :attr:`WorkerReport.instance`: a container restarted in place has forgotten its epoch, and must not obey old calls."""
     epoch: int = Field(ge=0)
 
 
@@ -78,6 +80,7 @@ class Check(Call):
     """Asks whether the engine's model can load a manifest, without touching its weights."""
 
     manifest: Manifest
+    deadline_seconds: float = Field(gt=0)
 
 
 class Join(Call):
@@ -103,6 +106,8 @@ class Receive(Call):
     version: int = Field(ge=1)
     manifest: Manifest
     deadline_seconds: float = Field(gt=0)
+    hold_seconds: float = Field(gt=0)
+    """How long after the deadline the worker keeps a received version while it is verified and committed; then it is dirty."""
 
 
 class Commit(Call):
@@ -142,8 +147,6 @@ class WorkerReport(_Message):
     epoch: int
     version: int = Field(description="version is the whole version held; meaningless while dirty.")
     version_in_flight: int = 0
-    received_digest: str = ""
-    """While ``Received``: digest of the bytes that arrived, so that a restarted sync job can compare the members."""
     admitted: int | None = Field(
         default=None, description="admitted is the fleet version last told by admit or commit."
     )

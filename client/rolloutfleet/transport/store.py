@@ -41,20 +41,36 @@ def host_store(listening: socket.socket, timeout: float) -> SessionStore:
     return SessionStore(store=store, address=address)
 
 
-def connect_store(host: str, port: int, timeout: float) -> SessionStore:
+def connect_store(host: str, port: int, timeout: float, cancelled: threading.Event | None = None) -> SessionStore:
     """The session's store as a member reaches it; the local address is the one that routes towards ``host``.
 
-    Raises ConnectionError when nothing answers there within ``timeout`` seconds.
+    Raises ConnectionError when nothing answers there within ``timeout`` seconds, ConnectionAbortedError soon after ``cancelled`` is set.
     """
     try:
         address = local_address_towards(host, port)
+        _await_listener(host, port, time.monotonic() + timeout, cancelled or threading.Event())
         store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout), wait_for_workers=False)
+    except ConnectionAbortedError:
+        raise
     except (DistError, OSError) as error:
         raise ConnectionError(
             f"the trainer's store at {host}:{port} was not reached within {timeout:g} s; "
             f"check that this address routes from here to the trainer, or set advertise= there ({error})"
         ) from error
     return SessionStore(store=store, address=address)
+
+
+def _await_listener(host: str, port: int, deadline: float, cancelled: threading.Event) -> None:
+    """Torch's own connect cannot be interrupted, so it is called only once somebody listens."""
+    while True:
+        try:
+            with socket.create_connection((host, port), timeout=min(1.0, max(deadline - time.monotonic(), 0.01))):
+                return
+        except OSError:
+            if time.monotonic() >= deadline:
+                raise
+        if cancelled.wait(_POLL_SECONDS):
+            raise ConnectionAbortedError(f"reaching the trainer's store at {host}:{port} was cancelled")
 
 
 def gather_members(

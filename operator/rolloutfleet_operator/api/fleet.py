@@ -6,7 +6,13 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from rolloutfleet.contract.policy import CachePolicy, PauseMode, RefitDeadlines, RefitPolicy, Transport
-from rolloutfleet_operator.api.arguments import ARGUMENT_PATTERN, SHADOWED, shadow_faults
+from rolloutfleet_operator.api.arguments import (
+    ARGUMENT_PATTERN,
+    ARGUMENT_RULE,
+    SHADOWED,
+    argument_faults,
+    environment_faults,
+)
 from rolloutfleet_operator.api.base import ApiModel, Opaque, cel, schema
 from rolloutfleet_operator.api.podparts import (
     EnvVar,
@@ -169,10 +175,13 @@ class EngineSpec(ApiModel):
             validations=[
                 cel(
                     f"self.all(key, key.matches('{ARGUMENT_PATTERN}'))",
-                    "engine.args: names are lower-case words joined by dashes, without leading dashes, such as gpu-memory-utilization",
+                    f"engine.args: {ARGUMENT_RULE}",
                 ),
                 *(
-                    cel(f"!('{name}' in self)", f"engine.args.{name} is not for users to set: {advice}")
+                    cel(
+                        f"!self.exists(key, key == '{name}' || key.startsWith('{name}.'))",
+                        f"engine.args.{name} is not for users to set: {advice}",
+                    )
                     for name, advice in SHADOWED.items()
                 ),
             ],
@@ -311,8 +320,8 @@ class RolloutFleetSpec(ApiModel):
     )
 
     @model_validator(mode="after")
-    def _no_shadowed_arguments(self) -> Self:
-        faults = shadow_faults(self.engine.args)
+    def _nothing_that_is_not_for_users(self) -> Self:
+        faults = argument_faults(self.engine.args) + environment_faults(each.name for each in self.engine.env)
         if faults:
             raise ValueError("; ".join(faults))
         return self

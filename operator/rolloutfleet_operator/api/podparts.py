@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
+from rolloutfleet_operator.api.arguments import RESERVED_ENV, RESERVED_ENV_PREFIX
 from rolloutfleet_operator.api.base import ApiModel, Opaque, Quantity, cel, schema
 from rolloutfleet_operator.naming import VOLUME_PREFIX
 
@@ -22,11 +23,15 @@ class EnvVar(ApiModel):
         json_schema_extra=schema(
             validations=[
                 cel(
-                    "!self.startsWith('ROLLOUTFLEET_')",
-                    "names that begin with ROLLOUTFLEET_ belong to the operator",
-                    expression="'engine.env: ' + self + ' begins with ROLLOUTFLEET_, "
+                    f"!self.startsWith('{RESERVED_ENV_PREFIX}')",
+                    f"names that begin with {RESERVED_ENV_PREFIX} belong to the operator",
+                    expression=f"'engine.env: ' + self + ' begins with {RESERVED_ENV_PREFIX}, "
                     "which belongs to the operator; choose another name'",
-                )
+                ),
+                *(
+                    cel(f"self != '{name}'", f"engine.env: {name} is not for users to set: {advice}")
+                    for name, advice in RESERVED_ENV.items()
+                ),
             ]
         ),
     )

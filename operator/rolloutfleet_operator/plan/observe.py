@@ -44,7 +44,23 @@ def observe_pod(body: Body) -> Pod:
         container=_container(status.get("containerStatuses") or (), status),
         unschedulable=scheduled.get("message", "") if scheduled.get("status") == "False" else "",
         sandbox_missing=bool(spec.get("nodeName")) and sandbox.get("status") == "False",
+        mounts=_mounts(spec) if sandbox.get("status") == "False" else "",
     )
+
+
+def _mounts(spec: Mapping[str, Any]) -> str:
+    """What has to exist before the pod's containers can be made, in words."""
+    words = []
+    for volume in spec.get("volumes") or ():
+        if "hostPath" in volume:
+            words.append(f"folder {volume['hostPath']['path']} on node {spec.get('nodeName', '')}")
+        elif "persistentVolumeClaim" in volume:
+            words.append(f"PersistentVolumeClaim {volume['persistentVolumeClaim']['claimName']}")
+        elif "secret" in volume:
+            words.append(f"Secret {volume['secret']['secretName']}")
+        elif "configMap" in volume:
+            words.append(f"ConfigMap {volume['configMap']['name']}")
+    return ", ".join(sorted(words))
 
 
 def observe_job(body: Body) -> Job:

@@ -44,6 +44,8 @@ class Pod:
     unschedulable: str = ""
     """The scheduler's message while it finds no node."""
     sandbox_missing: bool = False
+    mounts: str = ""
+    """While its containers cannot be made yet: what they mount, in words."""
     """Scheduled, but its volumes or its network are not there yet."""
 
     @property

@@ -27,5 +27,8 @@ def render_arguments(spec: RolloutFleetSpec) -> list[str]:
         own["revision"] = model.revision
     arguments = [MODEL_PATH if local else model.name]
     arguments += [f"--{key}={value}" for key, value in own.items()]
-    arguments += [f"--{key}={value}" if value else f"--{key}" for key, value in sorted(spec.engine.args.items())]
+    # A dotted name always gets its "=": without one, vLLM would take the next argument for its value.
+    arguments += [
+        f"--{key}={value}" if value or "." in key else f"--{key}" for key, value in sorted(spec.engine.args.items())
+    ]
     return arguments

@@ -13,6 +13,8 @@ from rolloutfleet_operator.render.security import container_security, pod_securi
 CONTAINER = "sync"
 NEVER_GIVE_UP = 1_000_000
 NODE_LOSS_TOLERATION_SECONDS = 5
+STOP_SECONDS = 40
+"""Longer than the sync server takes to abort a refit and to say goodbye to its trainer when it is asked to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ def render_sync_job(fleet: FleetIdentity, spec: RolloutFleetSpec, weightsync: st
             "restartPolicy": "OnFailure",
             "securityContext": pod_security(),
             "serviceAccountName": naming.sync_name(fleet.name),
-            "terminationGracePeriodSeconds": 10,
+            "terminationGracePeriodSeconds": STOP_SECONDS,
             "tolerations": [
                 {
                     "effect": "NoExecute",

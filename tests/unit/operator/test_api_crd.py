@@ -7,7 +7,13 @@ import pytest
 import yaml
 from pydantic import BaseModel, Field
 
-from rolloutfleet_operator.api.arguments import ARGUMENT_PATTERN, SHADOWED, shadow_faults
+from rolloutfleet_operator.api.arguments import (
+    ARGUMENT_PATTERN,
+    RESERVED_ENV,
+    SHADOWED,
+    argument_faults,
+    environment_faults,
+)
 from rolloutfleet_operator.api.crd import fleet_crd, weightsync_crd
 from rolloutfleet_operator.api.generate import crd_files, main
 from rolloutfleet_operator.api.structural import SchemaError, structural_schema
@@ -98,33 +104,70 @@ def test_scale_counts_engines_by_their_leaders():
 
 def test_every_shadowed_argument_has_a_rule_that_says_what_to_do():
     rules = schemas(fleet_crd())["spec"]["properties"]["engine"]["properties"]["args"]["x-kubernetes-validations"]
-    messages = {rule["rule"]: rule["message"] for rule in rules}
+    messages = {rule["message"]: rule["rule"] for rule in rules}
     for name, advice in SHADOWED.items():
-        assert messages[f"!('{name}' in self)"] == f"engine.args.{name} is not for users to set: {advice}"
+        rule = messages[f"engine.args.{name} is not for users to set: {advice}"]
+        assert rule == f"!self.exists(key, key == '{name}' || key.startsWith('{name}.'))"
+
+
+def test_every_reserved_variable_has_a_rule_that_says_why():
+    env = schemas(fleet_crd())["spec"]["properties"]["engine"]["properties"]["env"]
+    rules = env["items"]["properties"]["name"]["x-kubernetes-validations"]
+    messages = {rule["rule"]: rule["message"] for rule in rules}
+    for name, advice in RESERVED_ENV.items():
+        assert messages[f"self != '{name}'"] == f"engine.env: {name} is not for users to set: {advice}"
 
 
 @pytest.mark.parametrize("name", sorted(SHADOWED))
-def test_shadowed_arguments_are_spelled_as_users_may_spell_them(name):
+def test_a_shadowed_argument_is_refused_whole_and_dotted(name):
     assert re.match(ARGUMENT_PATTERN, name)
+    assert argument_faults([name]) == [f"engine.args.{name} is not for users to set: {SHADOWED[name]}"]
+    (fault,) = argument_faults([f"{name}.backend"])
+    assert fault == (
+        f"engine.args.{name}.backend (vLLM reads it as {name}) is not for users to set: {SHADOWED[name]}"
+    )
 
 
 @pytest.mark.parametrize(
-    "name", ["gpu-memory-utilization", "enforce-eager", "compilation-config.level", "max-num-seqs"]
+    "name",
+    [
+        "block-size",
+        "compilation-config.level",
+        "enable-expert-parallel",
+        "enforce-eager",
+        "gpu-memory-utilization",
+        "hf-overrides.num_layers",
+        "kv-cache-dtype",
+        "kv-events-config",
+        "max-num-seqs",
+        "quantization",
+        "tokenizer",
+    ],
 )
 def test_other_arguments_pass(name):
-    assert re.match(ARGUMENT_PATTERN, name)
-    assert shadow_faults([name]) == []
+    assert argument_faults([name]) == []
 
 
-@pytest.mark.parametrize("name", ["gpu_memory_utilization", "--port", "Port", "a--b", "max_model_len"])
+@pytest.mark.parametrize("name", ["gpu_memory_utilization", "--port", "Port", "a--b", "max_model_len", "port\n"])
 def test_spellings_that_could_hide_a_shadowed_argument_are_refused(name):
-    assert not re.match(ARGUMENT_PATTERN, name)
+    (fault,) = argument_faults([name])
+    assert fault.startswith(f"engine.args.{name}: names are lower-case words joined by dashes")
 
 
-def test_an_abbreviation_is_seen_for_what_vllm_takes_it():
-    (fault,) = shadow_faults(["tensor-par"])
-    assert fault.startswith("engine.args.tensor-par (vLLM reads it as tensor-parallel-size) is not for users to set: ")
+@pytest.mark.parametrize("name", ["tensor-par", "tensor-par.x"])
+def test_an_abbreviation_is_seen_for_what_vllm_takes_it(name):
+    (fault,) = argument_faults([name])
+    assert fault.startswith(f"engine.args.{name} (vLLM reads it as tensor-parallel-size) is not for users to set: ")
     assert fault.endswith("set spec.parallelism.tensor instead")
+
+
+def test_variables_that_would_bypass_refits_are_refused_and_others_pass():
+    assert environment_faults(["NCCL_DEBUG", "VLLM_LOGGING_LEVEL"]) == []
+    assert environment_faults(["VLLM_PLUGINS", "ROLLOUTFLEET_MODEL"]) == [
+        "engine.env: ROLLOUTFLEET_MODEL begins with ROLLOUTFLEET_, which belongs to the operator; choose another name",
+        "engine.env: VLLM_PLUGINS is not for users to set: "
+        "it would leave out the plugin that receives weights, so remove it",
+    ]
 
 
 def test_a_field_without_its_name_in_the_description_is_an_error():

@@ -51,6 +51,11 @@ def test_a_shadowed_argument_is_refused_with_the_field_to_set(make_body):
         parse_fleet_spec(make_body(engine={"args": {"dtype": "half"}}))
 
 
+def test_a_variable_that_would_bypass_refits_is_refused(make_body):
+    with pytest.raises(InvalidSpecError, match=r"engine\.env: VLLM_SERVER_DEV_MODE is not for users to set: it opens"):
+        parse_fleet_spec(make_body(engine={"env": [{"name": "VLLM_SERVER_DEV_MODE", "value": "1"}]}))
+
+
 @pytest.mark.parametrize(
     ("gpu", "given", "transport"),
     [

@@ -159,8 +159,18 @@ def test_the_revision_does_not_depend_on_engine_or_incarnation(render):
 
 
 def test_the_order_in_which_a_user_writes_arguments_does_not_matter(render):
-    one, other = {"b": "1", "a": "2"}, {"a": "2", "b": "1"}
+    one, other = {"max-num-seqs": "1", "block-size": "2"}, {"block-size": "2", "max-num-seqs": "1"}
     assert render(engine={"args": one}) == render(engine={"args": other})
+
+
+def test_a_dotted_argument_never_takes_the_next_one_for_its_value(render):
+    args = container(render(engine={"args": {"hf-overrides.x": "", "hf-overrides.y": "2", "enforce-eager": ""}}))["args"]
+    assert args[-3:] == ["--enforce-eager", "--hf-overrides.x=", "--hf-overrides.y=2"]
+
+
+def test_the_sync_server_may_take_its_time_to_end(identity, images, make_spec):
+    job = render_sync_job(identity, make_spec(), "demo", images)
+    assert job.manifest["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 40
 
 
 def test_labels_of_the_operator_win(identity, images, make_spec):

@@ -1,10 +1,11 @@
-"""The fence inside vLLM's API server, driven as an ASGI application."""
+"""The door inside vLLM's API server, driven as an ASGI application."""
 
 import asyncio
 import json
 
 import pytest
 
+from rolloutfleet_worker.fence import Door
 from rolloutfleet_worker.middleware import ENGINE_PREFIX, SECRET_HEADER, FleetMiddleware
 
 SECRET = "s3cret"
@@ -47,10 +48,9 @@ class Server:
         await self.middleware(scope, receive, send)
         return sent[0]["status"], json.loads(sent[1]["body"]), dict(sent[0]["headers"])
 
-    async def fence(self, *, is_open: bool, reason: str = "", version: int = 0):
-        return await self.request(
-            ENGINE_PREFIX + "fence", {"open": is_open, "reason": reason, "version": version}, secret=SECRET
-        )
+    async def door(self, door: Door, *, reason: str = "", version: int = 0):
+        body = {"door": door, "reason": reason, "version": version}
+        return await self.request(ENGINE_PREFIX + "door", body, secret=SECRET)
 
 
 async def answering(scope, receive, send):
@@ -65,7 +65,7 @@ def server(monkeypatch):
     return Server(answering, EngineDouble())
 
 
-async def test_generation_is_refused_until_the_fence_opens(server):
+async def test_generation_is_refused_until_the_door_opens(server):
     status, body, headers = await server.request("/v1/completions")
     assert status == 503
     assert (
@@ -76,7 +76,7 @@ async def test_generation_is_refused_until_the_fence_opens(server):
 
 
 async def test_generation_carries_engine_and_weight_version(server):
-    await server.fence(is_open=True, version=7)
+    await server.door(Door.OPEN, version=7)
     status, body, headers = await server.request("/v1/completions")
     assert (status, body) == (200, {"text": "tokens"})
     assert headers[b"x-rolloutfleet-engine"] == b"f-0-0-0"
@@ -84,7 +84,7 @@ async def test_generation_carries_engine_and_weight_version(server):
 
 
 @pytest.mark.scenario("F45")
-async def test_requests_in_flight_end_with_503_when_the_fence_closes(server):
+async def test_requests_in_flight_end_with_503_when_the_door_closes(server):
     entered, cancelled = asyncio.Event(), asyncio.Event()
 
     async def generating(scope, receive, send):
@@ -96,18 +96,36 @@ async def test_requests_in_flight_end_with_503_when_the_fence_closes(server):
             raise
 
     server.middleware = FleetMiddleware(generating)
-    await server.fence(is_open=True)
+    await server.door(Door.OPEN)
     request = asyncio.create_task(server.request("/v1/completions"))
     await entered.wait()
-    await server.fence(is_open=False, reason="Dirty: half a version")
+    await server.door(Door.CLOSED, reason="Dirty: half a version")
     status, body, _ = await request
     assert status == 503
     assert "Dirty: half a version" in body["error"]["message"]
     assert cancelled.is_set()
 
 
-async def test_reads_pass_while_the_fence_is_closed(server):
-    assert (await server.request("/metrics", method="GET"))[0] == 200
+async def test_requests_wait_while_the_door_is_held(server):
+    await server.door(Door.HELD)
+    request = asyncio.create_task(server.request("/v1/completions"))
+    await asyncio.sleep(0)
+    assert not request.done()
+    await server.door(Door.OPEN, version=8)
+    status, _, headers = await request
+    assert status == 200
+    assert headers[b"x-rolloutfleet-weight-version"] == b"8"
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/health", "/v1/models"])
+async def test_harmless_reads_pass_while_the_door_is_closed(server, path):
+    assert (await server.request(path, method="GET"))[0] == 200
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "PUT", "OPTIONS"])
+@pytest.mark.parametrize("path", ["/v1/responses/abc", "/resume", "/sleep", "/collective_rpc", "/anything"])
+async def test_every_other_route_waits_at_the_door(server, path, method):
+    assert (await server.request(path, method=method))[0] == 503
 
 
 async def test_engine_routes_are_for_the_launcher_alone(server):
@@ -122,7 +140,7 @@ async def test_engine_routes_are_for_the_launcher_alone(server):
 async def test_a_cache_reset_that_vllm_denies_is_reported_as_denied(server):
     status, body, _ = await server.request(ENGINE_PREFIX + "reset-cache", secret=SECRET)
     assert (status, body) == (200, {"reset": False})
-    assert server.engine.calls[0] == ("reset", {"reset_running_requests": True})
+    assert server.engine.calls[0] == ("reset", {"reset_running_requests": True, "reset_connector": True})
 
 
 async def test_a_pause_keeps_the_cache_for_the_commit_to_decide(server):

@@ -8,11 +8,13 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from rolloutfleet.contract.manifest import Manifest
 from rolloutfleet.contract.policy import PauseMode
+from rolloutfleet.contract.problems import ProblemCode, ProblemError
 from rolloutfleet_worker.control import make_application
-from rolloutfleet_worker.fence import Fence, Identity
-from rolloutfleet_worker.pod import EnginePod, merge_checks
+from rolloutfleet_worker.fence import Door, Fence, Identity
+from rolloutfleet_worker.pod import EnginePod
 from rolloutfleet_worker.rank.link import RankError, RankLink
 from rolloutfleet_worker.ranks import Ranks
+from rolloutfleet_worker.reports import merge_checks
 
 MANIFEST = {"tensors": [{"name": "w", "dtype": "float32", "shape": [4]}]}
 RENDEZVOUS = {"host": "127.0.0.1", "port": 1}
@@ -35,11 +37,11 @@ class RankDouble:
     def check(self, body):
         return {"missing": ["model.norm.weight"], "extra": [], "misshapen": [], "consumed": {}}
 
-    def join(self, body):
+    def join(self, body, cancelled):
         self.joined_as = body["rank"]
         return {"rank": body["rank"]}
 
-    def receive(self, body):
+    def receive(self, body, cancelled):
         if self.blocks:
             self.entered.set()
             self.aborted.wait(20)
@@ -64,8 +66,10 @@ class EngineDouble:
 
     def __init__(self) -> None:
         self.paused = False
-        self.cache_resets = True
-        self.fence: dict = {}
+        self.cache_resets: bool | Exception = True
+        self.resets = 0
+        self.door = Door.CLOSED
+        self.version = 0
 
     async def pause(self, mode: PauseMode, deadline_seconds: float):
         self.paused = True
@@ -74,19 +78,23 @@ class EngineDouble:
         self.paused = False
 
     async def reset_cache(self, deadline_seconds: float):
+        self.resets += 1
+        if isinstance(self.cache_resets, Exception):
+            raise self.cache_resets
         return self.cache_resets
 
-    async def set_fence(self, **fence):
-        self.fence = fence
+    async def set_door(self, door, *, version, reason, deadline_seconds):
+        self.door, self.version = door, version
 
 
 class Pod:
-    def __init__(self, client: TestClient, ranks: list[RankDouble], engine: EngineDouble, pod: EnginePod) -> None:
-        self.client, self.ranks, self.engine, self.pod = client, ranks, engine, pod
-        self.killed = False
+    def __init__(
+        self, client: TestClient, ranks: list[RankDouble], engine: EngineDouble, pod: EnginePod, killed: list
+    ) -> None:
+        self.client, self.ranks, self.engine, self.pod, self.killed = client, ranks, engine, pod, killed
 
     async def call(self, verb: str, *, token: str = "token", **body):
-        body = {"fleetUid": "fleet-uid", "podUid": "pod-uid", "epoch": 1, **body}
+        body = {"fleetUid": "fleet-uid", "podUid": "pod-uid", "instance": "one", "epoch": 1, **body}
         async with self.client.post(
             f"/rolloutfleet/v1/worker/{verb}", json=body, headers={"Authorization": f"Bearer {token}"}
         ) as response:
@@ -102,7 +110,7 @@ class Pod:
         await self.call("pause", mode="Keep", deadlineSeconds=30)
 
     async def receive(self, deadline: float = 10):
-        return await self.call("receive", version=1, manifest=MANIFEST, deadlineSeconds=deadline)
+        return await self.call("receive", version=1, manifest=MANIFEST, deadlineSeconds=deadline, holdSeconds=30)
 
 
 @pytest.fixture
@@ -115,13 +123,13 @@ async def pod(tmp_path):
     for link in links:
         await asyncio.to_thread(link.start)
     await ranks.complete.wait()
-    identity = Identity(fleet="f", fleet_uid="fleet-uid", pod_name="f-0-0-0", pod_uid="pod-uid")
+    identity = Identity(fleet="f", fleet_uid="fleet-uid", pod_name="f-0-0-0", pod_uid="pod-uid", instance="one")
     killed: list[bool] = []
-    engine_pod = EnginePod(Fence(identity=identity), 0, ranks, 2, engine, lambda: killed.append(True))
+    engine_pod = EnginePod(Fence(identity=identity), 0, ranks, 2, engine, lambda: killed.append(True), {})
     await engine_pod.started()
     client = TestClient(TestServer(make_application(engine_pod, "token", lambda: "")))
     await client.start_server()
-    yield Pod(client, doubles, engine, engine_pod)
+    yield Pod(client, doubles, engine, engine_pod, killed)
     await client.close()
     for link in links:
         link.stop()
@@ -147,8 +155,7 @@ async def test_a_refit_goes_through_pause_receive_commit_and_resume(pod):
     status, report = await pod.call("resume")
     assert (status, report["state"], report["version"]) == (200, "Serving", 1)
     assert not pod.engine.paused
-    assert pod.engine.fence["is_open"]
-    assert pod.engine.fence["version"] == 1
+    assert (pod.engine.door, pod.engine.version) == (Door.OPEN, 1)
     assert await pod.ready() == (True, "")
 
 
@@ -167,7 +174,7 @@ async def test_a_rank_that_fails_half_way_makes_the_pod_dirty_and_not_ready(pod)
     is_ready, reason = await pod.ready()
     assert not is_ready
     assert reason.startswith("Dirty: the transfer of version 1 ended half way")
-    assert not pod.engine.fence["is_open"]
+    assert pod.engine.door is Door.CLOSED
     status, problem = await pod.call("resume")
     assert (status, problem["code"]) == (409, "Dirty")
     assert pod.engine.paused
@@ -232,17 +239,86 @@ async def test_a_pause_that_the_sync_job_forgot_ends_by_itself(pod):
 
 @pytest.mark.scenario("F53")
 @pytest.mark.row("A42")
-async def test_a_cache_that_vllm_does_not_reset_is_a_no_and_fences_the_pod(pod):
+@pytest.mark.parametrize(
+    "answer", [False, ProblemError(ProblemCode.ENGINE_FAILED, "vLLM answered reset-cache with 500")]
+)
+async def test_a_cache_that_is_not_reset_fences_the_pod_however_often_the_commit_is_repeated(pod, answer):
     await pod.paused_and_joined()
     await pod.receive()
-    pod.engine.cache_resets = False
+    pod.engine.cache_resets = answer
     status, committed = await pod.call("commit", version=1, cache="Reset")
     assert (status, committed["cacheReset"]) == (200, False)
-    assert (await pod.ready())[1].startswith("Dirty: the prefix cache could not be reset")
+    assert (await pod.ready())[1].startswith("Dirty: the prefix cache could not be reset for version 1")
+    pod.engine.cache_resets = True
+    status, problem = await pod.call("commit", version=1, cache="Reset")
+    assert (status, problem["code"]) == (409, "StaleVersion")
+    assert (await pod.call("resume"))[0] == 409
+    assert pod.engine.door is Door.CLOSED
+
+
+async def test_a_repeated_commit_reports_the_reset_that_was_made_and_makes_no_other(pod):
+    await pod.paused_and_joined()
+    await pod.receive()
+    for _ in range(2):
+        assert await pod.call("commit", version=1, cache="Reset") == (200, {"version": 1, "cacheReset": True})
+    assert pod.engine.resets == 1
+
+
+@pytest.mark.scenario("F66")
+async def test_a_pause_that_vllm_never_finished_is_ended_by_the_abort(pod):
+    await pod.call("admit", version=0)
+
+    async def never_drained(mode: PauseMode, deadline_seconds: float):
+        pod.engine.paused = True
+        raise ProblemError(ProblemCode.DEADLINE_EXCEEDED, "vLLM did not finish pause within 1 s")
+
+    pod.engine.pause = never_drained
+    assert (await pod.call("pause", mode="Wait", deadlineSeconds=30))[0] == 504
+    assert (await pod.call("abort", reason="phase Pausing ended"))[0] == 200
+    assert not pod.engine.paused
+
+
+@pytest.mark.scenario("F66")
+async def test_an_engine_that_is_paused_although_nobody_paused_it_is_resumed(pod):
+    pod.engine.paused = True
+    await pod.pod.reconcile_pause(paused=True)
+    assert not pod.engine.paused
+
+
+@pytest.mark.scenario("F03")
+async def test_a_rank_that_fails_ends_the_wait_of_the_others_at_once(pod):
+    await pod.paused_and_joined()
+    for rank in pod.ranks:
+        rank.aborted.clear()
+    pod.ranks[0].blocks = True
+    pod.ranks[1].failure = RankError("rank 1: refused", touched=False)
+    status, problem = await asyncio.wait_for(pod.receive(deadline=600), 10)
+    assert status == 500
+    assert "rank 1: refused" in problem["message"]
+
+
+@pytest.mark.scenario("F65")
+async def test_a_rank_that_ignores_the_abort_gets_the_engine_killed(pod, monkeypatch):
+    monkeypatch.setattr("rolloutfleet_worker.ranks.ABORT_SECONDS", 0.2)
+    await pod.paused_and_joined()
+    for rank in pod.ranks:
+        rank.aborted = threading.Event()
+        rank.blocks = True
+        rank.abort = lambda: None
+    status, problem = await pod.receive(deadline=0.1)
+    assert (status, problem["code"]) == (504, "DeadlineExceeded")
+    assert pod.killed
+    for rank in pod.ranks:
+        rank.aborted.set()
+
+
+async def test_a_container_that_started_anew_does_not_obey_calls_for_the_old_one(pod):
+    status, problem = await pod.call("abort", reason="x", instance="older")
+    assert (status, problem["code"]) == (409, "WrongPod")
 
 
 async def test_a_check_reports_faults_and_changes_nothing(pod):
-    status, report = await pod.call("check", manifest=MANIFEST)
+    status, report = await pod.call("check", manifest=MANIFEST, deadlineSeconds=5)
     assert (status, report["faults"]["missing"]) == (200, ["model.norm.weight"])
     assert pod.pod.fence.state == "Serving"
 
@@ -255,7 +331,7 @@ async def test_a_wrong_token_is_refused_on_every_control_route(pod, token):
 
 
 async def test_a_malformed_call_names_the_field(pod):
-    status, problem = await pod.call("receive", version=0, manifest=MANIFEST, deadlineSeconds=1)
+    status, problem = await pod.call("receive", version=0, manifest=MANIFEST, deadlineSeconds=1, holdSeconds=1)
     assert status == 422
     assert "version: Input should be greater than or equal to 1" in problem["message"]
 
@@ -275,8 +351,8 @@ def test_a_tensor_used_only_in_part_by_all_ranks_together_has_the_wrong_shape():
 
 async def test_the_pod_answers_only_after_all_ranks_connected(tmp_path):
     ranks = Ranks(1, lambda rank: None)
-    identity = Identity(fleet="f", fleet_uid="u", pod_name="p", pod_uid="q")
-    starting = EnginePod(Fence(identity=identity), 0, ranks, 1, EngineDouble(), lambda: None)
+    identity = Identity(fleet="f", fleet_uid="u", pod_name="p", pod_uid="q", instance="one")
+    starting = EnginePod(Fence(identity=identity), 0, ranks, 1, EngineDouble(), lambda: None, {})
     async with TestClient(TestServer(make_application(starting, "token", lambda: ""))) as client:
         for probe, expected in (("started", 503), ("ready", 503), ("live", 200)):
             async with client.get(f"/healthz/{probe}") as response:
@@ -286,8 +362,8 @@ async def test_the_pod_answers_only_after_all_ranks_connected(tmp_path):
 @pytest.mark.scenario("F72")
 async def test_a_dead_engine_fails_liveness_and_readiness_though_the_web_server_answers(tmp_path):
     ranks = Ranks(1, lambda rank: None)
-    identity = Identity(fleet="f", fleet_uid="u", pod_name="p", pod_uid="q")
-    dead = EnginePod(Fence(identity=identity), 0, ranks, 1, EngineDouble(), lambda: None)
+    identity = Identity(fleet="f", fleet_uid="u", pod_name="p", pod_uid="q", instance="one")
+    dead = EnginePod(Fence(identity=identity), 0, ranks, 1, EngineDouble(), lambda: None, {})
     async with TestClient(
         TestServer(make_application(dead, "token", lambda: "the process of local rank 0 ended"))
     ) as client:

@@ -38,3 +38,9 @@ def test_a_full_environment_gives_settings(tmp_path):
     )
     assert (settings.engine, settings.ranks, settings.token, settings.await_first_refit) == (1, 2, "secret", True)
     assert (settings.generation_port, settings.control_port) == (8000, 8001)
+
+
+@pytest.mark.parametrize("name", ["VLLM_SERVER_DEV_MODE", "VLLM_ALLOW_INSECURE_SERIALIZATION", "VLLM_PLUGINS"])
+def test_variables_that_open_a_back_door_are_refused_by_name(tmp_path, name):
+    with pytest.raises(SettingsError, match=f"{name} is set; "):
+        read_settings({"ROLLOUTFLEET_TOKEN_FILE": str(tmp_path / "none"), name: "1"})

@@ -10,10 +10,9 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 
+from rolloutfleet_worker.plugin import ENV_RANK_SOCKET
 from rolloutfleet_worker.rank.link import RankLink
 from rolloutfleet_worker.rank.receiver import Receiver
-
-ENV_RANK_SOCKET = "ROLLOUTFLEET_RANK_SOCKET"
 
 
 class NativeRouteError(RuntimeError):

@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
@@ -22,8 +23,8 @@ class RankOperations(Protocol):
 
     def describe(self) -> Frame: ...
     def check(self, body: Frame) -> Frame: ...
-    def join(self, body: Frame) -> Frame: ...
-    def receive(self, body: Frame) -> Frame: ...
+    def join(self, body: Frame, cancelled: threading.Event) -> Frame: ...
+    def receive(self, body: Frame, cancelled: threading.Event) -> Frame: ...
     def abort(self) -> None: ...
 
 
@@ -43,6 +44,7 @@ class RankLink:
         self._operations = operations
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rolloutfleet-transfer")
         self._sending = threading.Lock()
+        self._under_way: set[threading.Event] = set()
         self._stopping = False
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 
@@ -65,6 +67,8 @@ class RankLink:
     def _serve(self) -> None:
         while (order := self._next_order()) is not None:
             if order["op"] == "abort":
+                for cancelled in self._under_way:
+                    cancelled.set()
                 self._operations.abort()
                 self._send({"id": order["id"], "ok": True, "body": {}})
             else:
@@ -81,13 +85,21 @@ class RankLink:
             return None
 
     def _submit(self, order: Frame) -> None:
-        operation = {
-            "check": self._operations.check,
-            "join": self._operations.join,
-            "receive": self._operations.receive,
+        body = order["body"]
+        # Made here, not when the order's turn comes, so that an abort in between is not lost.
+        cancelled = threading.Event()
+        self._under_way = {event for event in self._under_way if not event.is_set()} | {cancelled}
+        operation: Callable[[], Frame] = {
+            "check": lambda: self._operations.check(body),
+            "join": lambda: self._operations.join(body, cancelled),
+            "receive": lambda: self._operations.receive(body, cancelled),
         }[order["op"]]
-        future = self._worker.submit(operation, order["body"])
-        future.add_done_callback(lambda done: self._answer(order["id"], done))
+        self._worker.submit(operation).add_done_callback(lambda done: self._finish(order["id"], cancelled, done))
+
+    def _finish(self, order_id: int, cancelled: threading.Event, done: "Future[Frame]") -> None:
+        # From now on there is nothing left to cancel, and the control thread may forget the event.
+        cancelled.set()
+        self._answer(order_id, done)
 
     def _answer(self, order_id: int, done: "Future[Frame]") -> None:
         if done.cancelled():

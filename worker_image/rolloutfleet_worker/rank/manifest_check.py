@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO
+from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO, _get_original_loader
 from vllm.model_executor.model_loader.reload.meta import to_meta_tensor
 from vllm.model_executor.model_loader.reload.sanitize import restore_layer_refs
 from vllm.model_executor.model_loader.reload.utils import get_tensor_load_numel
@@ -85,7 +85,11 @@ def _on_meta(
 ) -> dict[str, torch.Tensor]:
     result = {}
     for name, tensor in tensors.items():
-        meta = restore_layer_refs(to_meta_tensor(tensor), clone)
+        meta = to_meta_tensor(tensor)
+        if getattr(meta, "weight_loader", None) is not None:
+            # An earlier reload leaves its wrapper on the recorded tensor, which would swallow everything.
+            meta.weight_loader = _get_original_loader(meta)
+        meta = restore_layer_refs(meta, clone)
         for key, value in meta.__dict__.items():
             # Tensors that vLLM never moves off the device still name the live layer as their loader's owner.
             if getattr(value, "__self__", None) is original:

@@ -32,7 +32,6 @@ class Receiver:
         self._config = vllm_config
         self._device = device
         self._group: Any = None
-        self._cancelled = threading.Event()
         self._guard = threading.Lock()
 
     def describe(self) -> Frame:
@@ -53,7 +52,7 @@ class Receiver:
             "consumed": faults.consumed,
         }
 
-    def join(self, body: Frame) -> Frame:
+    def join(self, body: Frame, cancelled: threading.Event) -> Frame:
         """Join the epoch's group as the commanded rank, which must be the offset plus this process's own rank."""
         rank = body["rank_offset"] + self.rank
         if body["rank"] != rank:
@@ -61,12 +60,10 @@ class Receiver:
                 f"ordered to join as rank {body['rank']}, but offset {body['rank_offset']} and local rank {self.rank} give {rank}"
             )
         self.abort()
-        with self._guard:
-            cancelled = self._cancelled = threading.Event()
         rendezvous = Rendezvous.model_validate(body["rendezvous"])
         timeout = float(body["timeout_seconds"])
         try:
-            store = gloo.connect_store(rendezvous.host, rendezvous.port, timeout)
+            store = gloo.connect_store(rendezvous.host, rendezvous.port, timeout, cancelled)
             if Transport(body["transport"]) is Transport.GLOO:
                 group: Any = gloo.form_group(store, body["epoch"], rank, body["world_size"], timeout, cancelled)
             else:
@@ -78,15 +75,18 @@ class Receiver:
             raise RankError(f"rank {rank} could not join at {rendezvous.host}:{rendezvous.port}: {error}") from error
         with self._guard:
             self._group = group
+        if cancelled.is_set():
+            self.abort()
+            raise RankError(f"rank {rank} joined epoch {body['epoch']} after it had been aborted")
         return {"rank": rank}
 
-    def receive(self, body: Frame) -> Frame:
+    def receive(self, body: Frame, cancelled: threading.Event) -> Frame:
         """Receive the manifest's tensors from rank 0 and load them; generation must be paused."""
         manifest = Manifest.model_validate(body["manifest"])
         with self._guard:
             group = self._group
-        if group is None:
-            raise RankError("this rank is in no group; join first")
+        if group is None or cancelled.is_set():
+            raise RankError("this rank is in no group: it has not joined one, or was told to leave it")
         deadline = time.monotonic() + float(body["timeout_seconds"])
         reload, digest = Reload(self._model, self._config), StreamDigest()
         began = time.monotonic()
@@ -134,7 +134,6 @@ class Receiver:
     def abort(self) -> None:
         """Leave the group and unblock whatever waits in it; safe to call from another thread at any time."""
         with self._guard:
-            self._cancelled.set()
             group, self._group = self._group, None
         if group is not None:
             group.abort()

@@ -1,0 +1,164 @@
+"""The product against a real API server, scheduler and controllers; nodes and what runs on them are simulated.
+
+The operator is the real one, in a process of its own. Where a test plays the sync job it says so (``SyncJobStandIn``).
+"""
+
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from apiserver.harness.api import Cluster
+from apiserver.harness.process import CRD_FOLDER, ROOT, OperatorProcess, operator_environment
+from apiserver.harness.simulation import NODES, simulated_nodes
+from apiserver.harness.space import Space
+from apiserver.harness.syncjob import SyncJobStandIn
+from localcluster.errors import LauncherError
+from localcluster.given_cluster import find_given
+from localcluster.gobuild import find_program
+from localcluster.paths import find_paths
+from localcluster.state import read_state
+
+def launcher(*arguments: str) -> None:
+    """Runs the local cluster's command line, its progress shown."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "dev")}
+    subprocess.run([sys.executable, "-m", "localcluster", *arguments], check=True, env=environment, timeout=1800)
+
+
+@pytest.fixture(scope="session")
+def kubeconfig() -> Iterator[str]:
+    """The cluster in KUBECONFIG, unless it looks like production; else a local one without kubelets, gone at the end."""
+    paths = find_paths(os.environ)
+    try:
+        given = find_given(paths, os.environ, None)
+    except LauncherError as error:
+        pytest.exit(str(error), returncode=2)
+    if given is not None:
+        yield given.kubeconfig
+        return
+    state = read_state(paths)
+    if state is not None:
+        kind = "a cluster with real nodes" if state.kubelets else "an older cluster"
+        print(f"\n{kind} runs in {paths.state}; these tests need its ports, so it is taken down", file=sys.stderr)
+        launcher("down")
+    try:
+        launcher("up", "--without-kubelets")
+        yield str(paths.kubeconfig)
+    finally:
+        launcher("down")
+
+
+@pytest.fixture(scope="session")
+def admin(kubeconfig: str) -> Iterator[Cluster]:
+    """The API server as its administrator sees it."""
+    cluster = Cluster(kubeconfig)
+    foreign = [node["metadata"]["name"] for node in cluster.list("Node") if node["metadata"]["name"] not in NODES]
+    if foreign:
+        pytest.exit(
+            f"the cluster has nodes of its own ({', '.join(foreign[:3])}): sync pods would run there for real; "
+            "give one without nodes in KUBECONFIG, or unset it to have a local one",
+            returncode=2,
+        )
+    yield cluster
+    cluster.close()
+
+
+def install_crds(cluster: Cluster) -> None:
+    """Applies ``crds/`` and returns once both kinds are served."""
+    for file in sorted(CRD_FOLDER.glob("rolloutfleet.io_*.yaml")):
+        manifest = yaml.safe_load(file.read_text())
+        cluster.apply(manifest, "apiserver-tier")
+        cluster.wait(
+            "the kind is served",
+            "CustomResourceDefinition",
+            "",
+            lambda state: any(
+                condition["type"] == "Established" and condition["status"] == "True"
+                for body in state.values()
+                for condition in body.get("status", {}).get("conditions", ())
+            ),
+            name=manifest["metadata"]["name"],
+        )
+
+
+@pytest.fixture(scope="session")
+def cluster(admin: Cluster) -> Cluster:
+    """The API server, serving our kinds."""
+    install_crds(admin)
+    return admin
+
+
+@pytest.fixture(scope="session")
+def nodes(admin: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, ...]]:
+    """Four simulated nodes of eight GPUs."""
+    program = find_program(find_paths(os.environ), "kwok", os.environ)
+    with simulated_nodes(admin, program, tmp_path_factory.mktemp("kwok")):
+        yield NODES
+
+
+def make_namespace(cluster: Cluster, purpose: str) -> str:
+    """A new namespace that begins with the purpose."""
+    name = f"{purpose}-{secrets.token_hex(3)}"
+    cluster.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    return name
+
+
+@pytest.fixture(scope="module")
+def space(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
+    """A namespace of the module's own."""
+    purpose = Path(str(request.path)).stem.removeprefix("test_").replace("_", "-")
+    made = Space(cluster, make_namespace(cluster, purpose))
+    yield made
+    made.clear()
+    cluster.delete("Namespace", "", made.name)
+
+
+@pytest.fixture(scope="module")
+def operator(space: Space, nodes: tuple[str, ...]) -> Iterator[OperatorProcess]:
+    """The operator, serving the module's namespace."""
+    process = OperatorProcess(space.cluster.kubeconfig, operator_environment(space.name, lease_namespace=space.name))
+    try:
+        process.await_lease()
+        yield process
+    finally:
+        if process.alive:
+            process.stop()
+
+
+Launch = Callable[..., OperatorProcess]
+
+
+@pytest.fixture
+def launch(space: Space, nodes: tuple[str, ...]) -> Iterator[Launch]:
+    """Starts operators of the test's own; those that still run at its end are killed."""
+    started: list[OperatorProcess] = []
+
+    def start(kubeconfig: str = "", **environment: str) -> OperatorProcess:
+        told = {**operator_environment(space.name, lease_namespace=space.name), **environment}
+        started.append(OperatorProcess(kubeconfig or space.cluster.kubeconfig, told))
+        return started[-1]
+
+    yield start
+    for process in started:
+        if process.alive:
+            process.kill()
+    space.release_lease("rolloutfleet-operator")
+
+
+@pytest.fixture
+def sync_job(space: Space) -> Iterator[Callable[..., SyncJobStandIn]]:
+    """Makes stand-ins for sync jobs."""
+    made: list[SyncJobStandIn] = []
+
+    def make(fleet: str, weightsync: str = "") -> SyncJobStandIn:
+        made.append(SyncJobStandIn(space.cluster, space.name, fleet, weightsync))
+        return made[-1]
+
+    yield make
+    for stand_in in made:
+        stand_in.close()

@@ -1,0 +1,34 @@
+"""One refit from this process, and the comparison of what engines then say with what transformers says."""
+
+from collections.abc import Mapping
+
+import torch
+from tests.engines.hostfleet import HostFleet
+from tests.engines.tinymodels import digest_of, greedy_tokens, make_model
+from transformers import PreTrainedModel
+
+import rolloutfleet
+from rolloutfleet.contract.trainer import RefitResult
+
+PROMPTS = ("The fleet is", "abc", "a prompt that is long enough to fill several blocks of the cache " * 3)
+TOKENS = 12
+
+
+def refit(fleet: HostFleet, trainer: rolloutfleet.Fleet, tensors: Mapping[str, torch.Tensor]) -> RefitResult:
+    """The result, after every engine has received these very bytes."""
+    result = trainer.refit(tensors, version=fleet.version + 1, timeout=120)
+    fleet.version = result.version
+    assert result.digest == digest_of(tensors)
+    assert result.tensors == len(tensors)
+    assert result.members == tuple(engine.name for engine in fleet.engines)
+    return result
+
+
+def assert_generates(fleet: HostFleet, model: PreTrainedModel | int) -> None:
+    """Every engine gives the tokens of this model (or of this seed), under the fleet's version."""
+    if isinstance(model, int):
+        model = make_model(fleet.model, model)
+    for prompt in PROMPTS:
+        expected = greedy_tokens(model, fleet.model, prompt, TOKENS)
+        for engine in fleet.engines:
+            assert engine.generate(prompt, TOKENS) == (expected, fleet.version), (engine.name, prompt)

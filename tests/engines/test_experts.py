@@ -1,0 +1,66 @@
+"""A mixture of experts, whose CPU kernel packs its weights, under the names of memory and those of checkpoints."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from tests.engines.conftest import StartFleet
+from tests.engines.hostfleet import SOON_SECONDS, HostFleet
+from tests.engines.refitting import assert_generates, refit
+from tests.engines.tinymodels import EXPERTS, checkpoint_tensors, make_model, named_tensors
+
+import rolloutfleet
+
+GATE_UP = "model.layers.0.mlp.experts.gate_up_proj"
+ONE_EXPERT = "model.layers.1.mlp.experts.5.up_proj.weight"
+
+
+@pytest.fixture(scope="module")
+def fleet(start_fleet: StartFleet) -> HostFleet:
+    return start_fleet(EXPERTS)
+
+
+@pytest.fixture
+def trainer(fleet: HostFleet) -> Iterator[rolloutfleet.Fleet]:
+    with fleet.connect() as connected:
+        yield connected
+
+
+@pytest.mark.row("B16")
+def test_refits_under_both_kinds_of_names_give_transformers_tokens_and_the_same_live_weights(
+    fleet: HostFleet, trainer: rolloutfleet.Fleet
+):
+    assert_generates(fleet, 0)
+    live: dict[int, set[str]] = {11: set(), 12: set()}
+    for names in (named_tensors, checkpoint_tensors):
+        for seed in live:
+            model = make_model(fleet.model, seed)
+            live[seed].add(refit(fleet, trainer, names(model)).live_digest)
+            assert_generates(fleet, model)
+    assert [len(digests) for digests in live.values()] == [1, 1]
+    assert live[11] != live[12]
+
+
+def test_a_missing_or_misshapen_expert_is_named_and_the_engine_goes_on_serving(
+    fleet: HostFleet, trainer: rolloutfleet.Fleet
+):
+    model = make_model(fleet.model, 21)
+    refit(fleet, trainer, named_tensors(model))
+    whole, parts = named_tensors(model), checkpoint_tensors(model)
+    seven = {name: tensor[:7] if name == GATE_UP else tensor for name, tensor in whole.items()}
+    absent = {name: tensor for name, tensor in parts.items() if name != ONE_EXPERT}
+    nine = parts | {ONE_EXPERT.replace(".5.", ".8."): parts[ONE_EXPERT]}
+    wrong = {
+        "a block of seven experts": (seven, GATE_UP),
+        "no block": ({name: tensor for name, tensor in whole.items() if name != GATE_UP}, GATE_UP),
+        "one expert absent": (absent, ONE_EXPERT),
+        "one expert too many": (nine, ONE_EXPERT.replace(".5.", ".8.")),
+        "one expert too small": (parts | {ONE_EXPERT: torch.zeros(32, 128)}, ONE_EXPERT),
+    }
+    for what, (tensors, name) in wrong.items():
+        with pytest.raises(rolloutfleet.ManifestMismatch) as caught:
+            trainer.refit(tensors, version=fleet.version + 1, timeout=SOON_SECONDS)
+        assert name in str(caught.value), what
+    assert_generates(fleet, model)
+    refit(fleet, trainer, checkpoint_tensors(make_model(fleet.model, 22)))
+    assert_generates(fleet, 22)
