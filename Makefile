@@ -124,14 +124,14 @@ test-contract: setup ## the parties over real sockets, engines replaced by small
 	$(call step,test: contract)
 	@$(TEST) tests/contract --proof-tier contract
 
-# Content-keyed, so that this costs nothing when it is there; the .pth file follows a cache that was made anew.
 $(ENGINES)/.ready: $(VENV)/.ready dev/requirements/engine-tests.txt
 	$(call step,setup: environment for tests on engines in $(ENGINES))
 	@rm -rf $(ENGINES)
-	@uv venv --quiet --python /usr/bin/python3.11 $(ENGINES)
+	@uv venv --quiet --python $$($(RUN) -m localcluster cpu-env)/bin/python $(ENGINES)
 	@VIRTUAL_ENV=$(ENGINES) uv pip install --quiet --require-hashes -r dev/requirements/engine-tests.txt
 	@touch $@
 
+# The CPU build lies in the cache under its content's key, so where it is now is written down each time.
 .PHONY: engines-env
 engines-env: $(ENGINES)/.ready
 	@folder=$$($(RUN) -m localcluster cpu-env) && \

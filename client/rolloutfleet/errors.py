@@ -1,6 +1,6 @@
 """What goes wrong, in one family: every text says what failed and what to do next."""
 
-from typing import ClassVar, Final
+from typing import Final
 
 from rolloutfleet.contract.problems import Problem, ProblemCode
 
@@ -11,7 +11,7 @@ class RolloutFleetError(Exception):
     ``problem`` is the fleet's own word, where the error came from there: its code, phase and member.
     """
 
-    hint: ClassVar[str] = ""
+    hint: str = ""
 
     def __init__(self, message: str, *, problem: Problem | None = None) -> None:
         self.problem = problem
@@ -67,9 +67,18 @@ class DeadlineExceeded(RolloutFleetError):  # noqa: N818
 
 
 class RefitFailed(RolloutFleetError):  # noqa: N818
-    """A refit ended without a new version; engines that hold a whole version go on with the old one."""
+    """A refit failed: before the transfer the old version is served on, after it engines refuse to generate until a refit completes.
+
+    ``committed`` says that the version is published all the same, and only the named engines did not follow.
+    """
 
     hint = "Call refit() again with the same version once the cause is gone: the next one forms a new group."
+
+    def __init__(self, message: str, *, problem: Problem | None = None, committed: bool = False) -> None:
+        self.committed = committed
+        if committed:
+            self.hint = "Call refit() with a higher version, which brings every engine along."
+        super().__init__(message, problem=problem)
 
 
 class GenerationFailed(RolloutFleetError):  # noqa: N818
@@ -111,10 +120,13 @@ def error_of(problem: Problem) -> RolloutFleetError:
     return kind(_sentence(problem), problem=problem)
 
 
-def refit_error_of(problem: Problem, version: int) -> RolloutFleetError:
-    """The exception for a refit that was accepted and then failed."""
-    kind = _DURING_REFIT.get(problem.code, RefitFailed)
-    return kind(f"refit to version {version} failed {_sentence(problem)}", problem=problem)
+def refit_error_of(problem: Problem, version: int, *, committed: bool) -> RolloutFleetError:
+    """The exception for a refit that was accepted and then failed, ``committed`` when its version is published nevertheless."""
+    message = f"refit to version {version} failed {_sentence(problem)}"
+    kind = _DURING_REFIT.get(problem.code)
+    if kind is None or committed:
+        return RefitFailed(message, problem=problem, committed=committed)
+    return kind(message, problem=problem)
 
 
 def _sentence(problem: Problem) -> str:

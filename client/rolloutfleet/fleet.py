@@ -6,12 +6,11 @@ import weakref
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Final, Self
-from urllib.parse import urlsplit
 
 import httpx
 
 from rolloutfleet.channel import Channel
-from rolloutfleet.contract.names import WORKER_CONTROL_PORT
+from rolloutfleet.contract.addresses import generation_base
 from rolloutfleet.contract.trainer import CacheResetView, FleetView, RefitResult, RefitView, RequestRefit
 from rolloutfleet.errors import CacheNotReset, GenerationFailed, SessionLost
 from rolloutfleet.generation import (
@@ -25,7 +24,6 @@ from rolloutfleet.generation import (
     read_prompts,
 )
 from rolloutfleet.refit import Progress, Refit
-from rolloutfleet.routing import split_host_port
 from rolloutfleet.sampling import Sampling
 from rolloutfleet.session import Session, TrainerIdentity, open_session
 from rolloutfleet.weights import NamedTensors
@@ -97,7 +95,9 @@ class Fleet:
 
         Raises TypeError or ValueError for tensors that cannot be sent; ManifestMismatch (nothing was changed), InvalidRequest,
         SessionHeld, SessionLost, RefitFailed (with phase and member), DeadlineExceeded or FleetUnreachable. Whatever is raised, the
-        trainer has left the group, and engines that hold a whole version serve that one.
+        trainer has left the group. Before the transfer every engine still holds the old version and serves it; weights are loaded in
+        place, so an engine that has taken any part of the new one generates nothing until a later refit completes. RefitFailed with
+        ``committed`` true means that the version is published and some engines did not follow: send a higher version next.
         """
         named = NamedTensors(tensors)
         request = RequestRefit(version=version, manifest=named.manifest())
@@ -221,20 +221,14 @@ class Fleet:
 
 def engines_of(view: FleetView) -> list[Engine]:
     """The engines that may be asked to generate; GenerationFailed says why there is none."""
-    names = {_generation_address(member.address): member.pod_name for member in view.members if member.address}
-    engines = [Engine(name=names.get(urlsplit(url).netloc, url), url=url.rstrip("/")) for url in view.endpoints]
+    names = {generation_base(member.address): member.pod_name for member in view.members if member.address}
+    engines = [Engine(name=names.get(url.rstrip("/"), url), url=url.rstrip("/")) for url in view.endpoints]
     if not engines:
         states = [f"{member.pod_name} is {member.state} {member.message}".strip() for member in view.members]
         raise GenerationFailed(
             f"fleet {view.fleet} has no Ready engine with version {view.version}: {'; '.join(states) or 'it has no members yet'}"
         )
     return engines
-
-
-def _generation_address(address: str) -> str:
-    # A member that names its control port generates on the port below it.
-    host, control_port = split_host_port(address, WORKER_CONTROL_PORT)
-    return f"[{host}]:{control_port - 1}" if ":" in host else f"{host}:{control_port - 1}"
 
 
 def _close_all(*parts: Session | Channel | httpx.Client) -> None:

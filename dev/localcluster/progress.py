@@ -98,10 +98,11 @@ def run_long(
         def copy() -> None:
             nonlocal lines, last
             assert process.stdout is not None
-            for line in process.stdout:
-                lines += 1
-                last = line.strip() or last
-                sink.write(line)
+            with process.stdout as output:
+                for line in output:
+                    lines += 1
+                    last = line.strip() or last
+                    sink.write(line)
 
         reader = threading.Thread(target=copy, daemon=True)
         reader.start()

@@ -32,7 +32,8 @@ RETRY_SECONDS = 0.2
 WATCH_SECONDS = 240
 RELIST_SECONDS = 1.0
 
-_NETWORK_ERRORS = (aiohttp.ClientError, OSError, TimeoutError)
+_NETWORK_ERRORS = (aiohttp.ClientError, OSError, TimeoutError, json.JSONDecodeError)
+"""What a connection that breaks can look like; one that breaks inside a JSON document leaves half of it."""
 
 
 class ApiError(Exception):

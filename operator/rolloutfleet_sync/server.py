@@ -1,19 +1,18 @@
 """The sync job's HTTP surface for trainers: JSON in, JSON out, the fleet's bearer token on every route but health."""
 
-import hmac
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
+from rolloutfleet.contract.authorization import carries_token
 from rolloutfleet.contract.names import API_PREFIX
 from rolloutfleet.contract.problems import Problem, ProblemCode, ProblemError
 from rolloutfleet.contract.trainer import OpenSession, RequestRefit, TrainerFailed, TrainerJoined, TrainerSent
 from rolloutfleet_sync.protocol import events, view
 from rolloutfleet_sync.protocol.sessions import find_refit, find_running
 from rolloutfleet_sync.runtime import Runtime
-from rolloutfleet_sync.workers import bearer
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
 """A manifest of 20,000 tensors takes about 3 MB."""
@@ -69,13 +68,12 @@ async def _answer_problems(request: web.Request, handler: Handler) -> web.Stream
 
 @web.middleware
 async def _require_token(request: web.Request, handler: Handler) -> web.StreamResponse:
-    if not request.path.startswith("/healthz"):
-        given = bearer(request.headers).encode()
-        if not hmac.compare_digest(given, request.app[TOKEN].encode()):
-            raise ProblemError(
-                ProblemCode.UNAUTHORIZED,
-                "the bearer token is missing or is not this fleet's; it is in the fleet's token Secret",
-            )
+    authorization = request.headers.get("Authorization", "")
+    if not request.path.startswith("/healthz") and not carries_token(authorization, request.app[TOKEN]):
+        raise ProblemError(
+            ProblemCode.UNAUTHORIZED,
+            "the bearer token is missing or is not this fleet's; it is in the fleet's token Secret",
+        )
     return await handler(request)
 
 

@@ -3,11 +3,11 @@
 import asyncio
 import io
 import json
-from collections.abc import Mapping
 
 import aiohttp
 from pydantic import ValidationError
 
+from rolloutfleet.contract.addresses import control_base
 from rolloutfleet.contract.manifest import Manifest
 from rolloutfleet.contract.names import API_PREFIX, CONTRACT_VERSION, WORKER_CONTROL_PORT
 from rolloutfleet.contract.problems import Problem, ProblemCode
@@ -16,7 +16,6 @@ from rolloutfleet_sync.protocol.commands import CallWorker
 from rolloutfleet_sync.protocol.events import CallAnswered, CallFailed
 from rolloutfleet_sync.protocol.machine import ANSWERS
 from rolloutfleet_sync.protocol.model import Verb
-from rolloutfleet_sync.protocol.view import control_base
 
 CONNECT_SECONDS = 3.0
 KEEPALIVE_SECONDS = 3.0
@@ -130,9 +129,3 @@ def _contract_version(body: bytes) -> object:
     except ValueError:
         return CONTRACT_VERSION
     return report.get("contractVersion", CONTRACT_VERSION) if isinstance(report, dict) else CONTRACT_VERSION
-
-
-def bearer(headers: Mapping[str, str]) -> str:
-    """The bearer token in these headers, empty when there is none."""
-    kind, _, token = headers.get("Authorization", "").partition(" ")
-    return token.strip() if kind.lower() == "bearer" else ""

@@ -4,19 +4,18 @@ The operator is the real one, in a process of its own. Where a test plays the sy
 """
 
 import os
-import secrets
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 
 from apiserver.harness.api import Cluster
-from apiserver.harness.process import CRD_FOLDER, ROOT, OperatorProcess, operator_environment
+from apiserver.harness.crds import install_crds
+from apiserver.harness.process import ROOT, OperatorProcess, operator_environment
 from apiserver.harness.simulation import NODES, simulated_nodes
-from apiserver.harness.space import Space
+from apiserver.harness.space import Space, make_namespace
 from apiserver.harness.syncjob import SyncJobStandIn
 from localcluster.errors import LauncherError
 from localcluster.given_cluster import find_given
@@ -68,24 +67,6 @@ def admin(kubeconfig: str) -> Iterator[Cluster]:
     cluster.close()
 
 
-def install_crds(cluster: Cluster) -> None:
-    """Applies ``crds/`` and returns once both kinds are served."""
-    for file in sorted(CRD_FOLDER.glob("rolloutfleet.io_*.yaml")):
-        manifest = yaml.safe_load(file.read_text())
-        cluster.apply(manifest, "apiserver-tier")
-        cluster.wait(
-            "the kind is served",
-            "CustomResourceDefinition",
-            "",
-            lambda state: any(
-                condition["type"] == "Established" and condition["status"] == "True"
-                for body in state.values()
-                for condition in body.get("status", {}).get("conditions", ())
-            ),
-            name=manifest["metadata"]["name"],
-        )
-
-
 @pytest.fixture(scope="session")
 def cluster(admin: Cluster) -> Cluster:
     """The API server, serving our kinds."""
@@ -99,13 +80,6 @@ def nodes(admin: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     program = find_program(find_paths(os.environ), "kwok", os.environ)
     with simulated_nodes(admin, program, tmp_path_factory.mktemp("kwok")):
         yield NODES
-
-
-def make_namespace(cluster: Cluster, purpose: str) -> str:
-    """A new namespace that begins with the purpose."""
-    name = f"{purpose}-{secrets.token_hex(3)}"
-    cluster.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
-    return name
 
 
 @pytest.fixture(scope="module")

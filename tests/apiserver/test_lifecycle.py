@@ -5,7 +5,7 @@ import pytest
 from apiserver.harness.api import Body
 from apiserver.harness.process import OPERATOR_IMAGE, OperatorProcess
 from apiserver.harness.simulation import IMAGE, STUCK_IMAGE
-from apiserver.harness.space import CHILD_KINDS, Fleet, Space, condition, pod_is_ready, says
+from apiserver.harness.space import CHILD_KINDS, Fleet, Space, condition, pod_is_ready, roster_of, says
 
 pytestmark = pytest.mark.usefixtures("operator")
 
@@ -201,7 +201,13 @@ def test_a_pod_deleted_by_hand_is_replaced_and_others_are_not_touched(space: Spa
     fleet.await_ready(2)
     after = {pod["metadata"]["uid"]: name for name, pod in fleet.pods().items()}
     assert after[kept] == "by-hand-1-0-0"
-    assert {m["podUid"]: m["podName"] for m in fleet.roster()["members"]} == after
+    space.cluster.wait(
+        "the roster names both",
+        "ConfigMap",
+        space.name,
+        lambda state: {m["podUid"]: m["podName"] for m in roster_of(state["by-hand-members"])["members"]} == after,
+        name="by-hand-members",
+    )
     fleet.delete()
 
 

@@ -118,7 +118,7 @@ def test_what_the_sync_job_reports_becomes_the_fleets_and_only_rises(space: Spac
     reporter.report(epoch=1, version=3, engines=2)
     fleet.await_condition("WeightsCurrent", "True", "Current")
     assert await_weights(fleet, 2, 4)["lastRefit"]["version"] == 4
-    intent = {"epoch": 3, "version": 5, "members": ["rising-0-0-0/u/i"]}
+    intent = {"epoch": 3, "version": 5}
     reporter.report(epoch=2, version=4, engines=2, intent=intent, phase="Transferring")
     assert await_weights(fleet, 3, 4)["target"] == 5
     failed = {"version": 5, "epoch": 3, "outcome": "Failed", "phase": "Transferring", "member": "rising-0-0-0"}

@@ -1,5 +1,6 @@
 """Status and roster in Kubernetes: one write where one is needed, and none where somebody else has written."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -7,7 +8,7 @@ from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
 
 from fakes.apiserver import FakeApiServer
-from rolloutfleet.contract.members import Roster
+from rolloutfleet.contract.members import Member, Roster
 from rolloutfleet_sync.cluster import Api, ConfigMapRoster, WeightSyncStatus
 from rolloutfleet_sync.protocol.view import Readiness
 from rolloutfleet_sync.store import StoreConflictError, StoreError
@@ -100,4 +101,33 @@ async def test_rosters_are_followed_through_a_watch(server: FakeApiServer, api: 
     assert await anext(watch) == rosters[0]
     server.change_roster(rosters[1].model_dump_json(by_alias=True))
     assert await anext(watch) == rosters[1]
+    await watch.aclose()  # type: ignore[attr-defined]
+
+
+async def test_a_watch_that_ends_in_the_middle_of_a_line_is_begun_anew(server: FakeApiServer, api: Api):
+    first, second = (Roster(fleet="f", fleet_uid="u", engines=engines) for engines in (1, 2))
+    server.cut_watches = 1
+    server.change_roster(first.model_dump_json(by_alias=True))
+    server.changed.clear()
+    watch = ConfigMapRoster(api, "ns", "f-members").watch()
+    assert await anext(watch) == first
+    server.change_roster(second.model_dump_json(by_alias=True))
+    async with asyncio.timeout(5):
+        assert await anext(watch) == second
+    await watch.aclose()  # type: ignore[attr-defined]
+
+
+async def test_the_roster_of_a_thousand_engines_arrives_through_a_watch(server: FakeApiServer, api: Api):
+    members = tuple(
+        Member(engine=engine, pod_name=f"f-{engine}-0-0", pod_uid=f"{engine:036}", address="10.244.101.231", ranks=1)
+        for engine in range(1000)
+    )
+    roster = Roster(fleet="f", fleet_uid="u", engines=1000, members=members)
+    watch = ConfigMapRoster(api, "ns", "f-members").watch()
+    server.change_roster(Roster(fleet="f", fleet_uid="u", engines=0).model_dump_json(by_alias=True))
+    server.changed.clear()
+    await anext(watch)
+    server.change_roster(roster.model_dump_json(by_alias=True))
+    async with asyncio.timeout(5):
+        assert await anext(watch) == roster
     await watch.aclose()  # type: ignore[attr-defined]

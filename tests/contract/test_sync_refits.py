@@ -167,6 +167,7 @@ async def test_an_environment_that_differs_is_named_with_both_values(start_fleet
     fleet = await start_fleet(transport=Transport.NATIVE)
     for worker in fleet.workers:
         worker.engine.environment = {"NCCL_CUMEM_ENABLE": "1", "NCCL_SOCKET_IFNAME": worker.name}
+        await worker.restart()
     trainer = FakeTrainer(http, fleet.url, fleet.wire)
     await trainer.open(environment={"NCCL_CUMEM_ENABLE": "0"})
     view = await trainer.refit(1)
@@ -212,7 +213,7 @@ async def test_a_cache_that_was_not_reset_is_no_success(fleet: Fleet, trainer: F
     assert view.phase is Phase.FAILED
     assert view.problem is not None
     assert (view.problem.code, view.problem.member) == (ProblemCode.CACHE_NOT_RESET, "f-1-0-0")
-    assert view.problem.message.startswith("version 1 is committed and f-0-0-0 serve it, but f-1-0-0 could not reset")
+    assert view.problem.message.startswith("version 1 is committed and f-0-0-0 serve it, but f-1-0-0 did not reset")
     assert view.result is not None
     assert view.result.members == ("f-0-0-0",)
     assert fleet.workers[0].engine.serves
@@ -308,7 +309,7 @@ async def test_an_engine_that_comes_late_is_told_the_version_and_not_ready_befor
     assert not late.serves
     view = await trainer.fleet()
     assert [member.ready for member in view.members] == [True, False]
-    assert view.members[1].message == "holds version 0, the fleet is at 7; the next refit brings it along"
+    assert view.members[1].message.startswith("Stale: holds version 0, the fleet has committed version 7")
     assert len(view.endpoints) == 1
     assert (await trainer.refit(8)).phase is Phase.COMPLETE
     assert late.serves

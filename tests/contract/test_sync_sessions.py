@@ -25,6 +25,16 @@ async def test_a_wrong_token_is_refused_on_every_route(fleet: Fleet, http: aioht
         assert (await answer.text()).startswith("AnswersTrainers: 2 of 2 engines hold version 0")
 
 
+async def test_bytes_that_are_no_text_are_a_wrong_token(fleet: Fleet):
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(fleet.url.rpartition(":")[2]))
+    writer.write(
+        b"GET /rolloutfleet/v1/fleet HTTP/1.1\r\nHost: f\r\nAuthorization: Bearer \xff\xe9\r\nConnection: close\r\n\r\n"
+    )
+    assert (await reader.readline()).startswith(b"HTTP/1.1 401 ")
+    writer.close()
+    await writer.wait_closed()
+
+
 async def test_a_worker_that_does_not_know_the_token_is_never_admitted(start_fleet: Any, http: aiohttp.ClientSession):
     fleet = await start_fleet(admitted=False, token="secret")
     fleet.workers[1].token = "another"

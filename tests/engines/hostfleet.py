@@ -251,9 +251,10 @@ class HostFleet:
         return json.loads(path.read_text()) if path.exists() else {}
 
     def close(self) -> None:
-        self.stop_sync()
-        for engine in self.engines:
-            engine.stop()
+        with contextlib.ExitStack() as stack:
+            for engine in self.engines:
+                stack.callback(engine.stop)
+            stack.callback(self.stop_sync)
 
     def _sync_answers(self) -> bool:
         try:

@@ -27,6 +27,8 @@ def trainer(fleet: HostFleet) -> Iterator[rolloutfleet.Fleet]:
 
 
 @pytest.mark.row("B16")
+@pytest.mark.scenario("F37")
+@pytest.mark.scenario("F38")
 def test_refits_under_both_kinds_of_names_give_transformers_tokens_and_the_same_live_weights(
     fleet: HostFleet, trainer: rolloutfleet.Fleet
 ):
@@ -41,6 +43,7 @@ def test_refits_under_both_kinds_of_names_give_transformers_tokens_and_the_same_
     assert live[11] != live[12]
 
 
+@pytest.mark.row("A37")
 def test_a_missing_or_misshapen_expert_is_named_and_the_engine_goes_on_serving(
     fleet: HostFleet, trainer: rolloutfleet.Fleet
 ):
@@ -49,18 +52,19 @@ def test_a_missing_or_misshapen_expert_is_named_and_the_engine_goes_on_serving(
     whole, parts = named_tensors(model), checkpoint_tensors(model)
     seven = {name: tensor[:7] if name == GATE_UP else tensor for name, tensor in whole.items()}
     absent = {name: tensor for name, tensor in parts.items() if name != ONE_EXPERT}
+    small = parts | {ONE_EXPERT: torch.zeros(32, 128)}
     nine = parts | {ONE_EXPERT.replace(".5.", ".8."): parts[ONE_EXPERT]}
     wrong = {
-        "a block of seven experts": (seven, GATE_UP),
-        "no block": ({name: tensor for name, tensor in whole.items() if name != GATE_UP}, GATE_UP),
-        "one expert absent": (absent, ONE_EXPERT),
-        "one expert too many": (nine, ONE_EXPERT.replace(".5.", ".8.")),
-        "one expert too small": (parts | {ONE_EXPERT: torch.zeros(32, 128)}, ONE_EXPERT),
+        "a block of seven experts": (seven, f"wrong shape: tensor {GATE_UP} has shape [7, 128, 128]"),
+        "no block": ({name: tensor for name, tensor in whole.items() if name != GATE_UP}, f"missing: {GATE_UP};"),
+        "one expert absent": (absent, f"missing: {ONE_EXPERT};"),
+        "one expert too many": (nine, "extra: " + ONE_EXPERT.replace(".5.", ".8.")),
+        "one expert too small": (small, f"wrong shape: tensor {ONE_EXPERT} has shape [32, 128]"),
     }
-    for what, (tensors, name) in wrong.items():
+    for what, (tensors, words) in wrong.items():
         with pytest.raises(rolloutfleet.ManifestMismatch) as caught:
             trainer.refit(tensors, version=fleet.version + 1, timeout=SOON_SECONDS)
-        assert name in str(caught.value), what
+        assert words in str(caught.value), what
     assert_generates(fleet, model)
     refit(fleet, trainer, checkpoint_tensors(make_model(fleet.model, 22)))
     assert_generates(fleet, 22)

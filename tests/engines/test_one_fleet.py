@@ -7,6 +7,7 @@ import subprocess
 import sys
 import urllib.error
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from rolloutfleet.contract.policy import RefitDeadlines
 from rolloutfleet.contract.worker import WorkerState
 from rolloutfleet.weights import NamedTensors
 
+REPOSITORY = Path(__file__).parents[2]
 TRANSFER_SECONDS = 5
 
 
@@ -117,14 +119,23 @@ def test_wrong_manifests_are_named_and_the_engines_go_on_serving(fleet: HostFlee
     assert_generates(fleet, 32)
 
 
-@pytest.mark.row("A41")
-def test_generation_by_the_client_is_what_its_own_model_says(fleet: HostFleet, trainer: rolloutfleet.Fleet):
+@pytest.mark.row("A43")
+@pytest.mark.row("A46")
+def test_tokens_and_log_probabilities_of_a_batch_are_those_of_the_trainers_own_model(
+    fleet: HostFleet, trainer: rolloutfleet.Fleet
+):
     model = make_model(fleet.model, 41)
     refit(fleet, trainer, named_tensors(model))
     prompts = torch.randint(0, 256, (4, 20), generator=torch.Generator().manual_seed(1))
     answer = trainer.generate(prompts, [20] * 4, greedy=True, sampling=rolloutfleet.Sampling(max_new_tokens=TOKENS))
     expected = model.generate(prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=TOKENS, do_sample=False)
-    assert [list(row) for row in answer["output_ids"]] == expected.tolist()
+    assert answer["output_ids"] == expected.tolist()
+    with torch.no_grad():
+        scores = torch.log_softmax(model(expected).logits[:, 19:-1], dim=-1)
+    wanted = scores.gather(2, expected[:, 20:, None])[:, :, 0]
+    torch.testing.assert_close(torch.tensor(answer["logprobs"])[:, 20:], wanted, atol=1e-4, rtol=1e-4)
+    assert set(answer["engines"]) == {engine.name for engine in fleet.engines}
+    assert set(answer["weight_versions"]) == {fleet.version}
 
 
 @pytest.fixture
@@ -137,6 +148,7 @@ def hasty_fleet(fleet: HostFleet) -> Iterator[HostFleet]:
 
 @pytest.mark.scenario("F02")
 @pytest.mark.scenario("F45")
+@pytest.mark.scenario("F68")
 @pytest.mark.parametrize("sync_stops_too", [False, True], ids=["trainer stops", "trainer and sync job stop"])
 def test_engines_leave_a_transfer_that_stands_still_and_the_next_refit_heals_them(
     hasty_fleet: HostFleet, sync_stops_too: bool
@@ -144,7 +156,7 @@ def test_engines_leave_a_transfer_that_stands_still_and_the_next_refit_heals_the
     fleet = hasty_fleet
     command = [sys.executable, "-m", "tests.engines.stopping_trainer"]
     command += [fleet.address, str(fleet.model), str(fleet.version + 1)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as stopped:
+    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as stopped:
         try:
             await_that("the trainer has stopped", lambda: _is_stopped(stopped), 2 * SOON_SECONDS)
             assert {engine.report().state for engine in fleet.engines} == {WorkerState.RECEIVING}

@@ -23,7 +23,6 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Laun
         launcher.stop()
 
 
-@pytest.mark.row("A48")
 @pytest.mark.parametrize(
     ("kind", "words"),
     [("argument", "--no-such-argument=1"), ("model", "nowhere"), ("length", "100000")],

@@ -18,6 +18,8 @@ class FakeApiServer:
         self.roster = ""
         self.requests: list[str] = []
         self.lose_answers = 0
+        self.cut_watches = 0
+        """Watches that end in the middle of a line."""
         self.changed = asyncio.Event()
 
     async def start(self) -> str:
@@ -77,6 +79,11 @@ class FakeApiServer:
         await self.changed.wait()
         self.changed.clear()
         item = {"metadata": {"name": "f-members"}, "data": {"members.json": self.roster}}
-        await response.write(json.dumps({"type": "MODIFIED", "object": item}).encode() + b"\n")
+        line = json.dumps({"type": "MODIFIED", "object": item}).encode() + b"\n"
+        if self.cut_watches:
+            self.cut_watches -= 1
+            await response.write(line[:40])
+            return response
+        await response.write(line)
         await response.write(json.dumps({"type": "ERROR", "object": {"code": 410}}).encode() + b"\n")
         return response

@@ -1,5 +1,7 @@
 """The sync job's protocol in a world of fakes: calls, answers and writes are delivered when the test says so, or never."""
 
+import asyncio
+import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +19,7 @@ from rolloutfleet.contract.trainer import (
     TrainerJoined,
     TrainerSent,
 )
-from rolloutfleet.contract.worker import Receive, Rendezvous, WorkerState
+from rolloutfleet.contract.worker import Receive, ReceiveReport, Rendezvous
 from rolloutfleet_sync.protocol import events
 from rolloutfleet_sync.protocol.commands import CallWorker, CancelCalls, ReadStatus, WriteCommit, WriteRecord
 from rolloutfleet_sync.protocol.machine import next_wakeup, step
@@ -42,6 +44,20 @@ def digest_of(version: int, attempt: str) -> str:
     return f"bytes-of-{version}-{attempt}"
 
 
+class SimulatedLoop(asyncio.SelectorEventLoop):
+    """An event loop for the engines whose clock is the simulation's."""
+
+    now = 0.0
+
+    def time(self) -> float:
+        return self.now
+
+
+async def _breathe() -> None:
+    for _ in range(12):
+        await asyncio.sleep(0)
+
+
 @dataclass
 class Simulation:
     """One sync job, its store, its engines and one trainer's words."""
@@ -55,6 +71,9 @@ class Simulation:
 
     def __post_init__(self):
         self.now = 0.0
+        self._loop = SimulatedLoop()
+        weakref.finalize(self, self._loop.close)
+        self._handling: list[tuple[CallWorker, FakeEngine, asyncio.Task[Any]]] = []
         self.stored = Record()
         self.published = {0: ""}
         self.received: set[tuple[str, str, int, str]] = set()
@@ -111,6 +130,9 @@ class Simulation:
                     self.calls = [c for c in self.calls if c.call not in numbers]
                 case WriteRecord():
                     self.writes.append(command)
+                    if isinstance(command, WriteCommit):
+                        assert self.state.refit is not None
+                        self.committing = self.state.refit
                 case ReadStatus():
                     self.reads += 1
 
@@ -139,10 +161,12 @@ class Simulation:
             if due > target:
                 break
             self.now = due
+            self._run_engines()
             self.apply(events.Tick())
         else:
             raise AssertionError(f"the protocol wakes without end at {self.now}")
         self.now = target
+        self._run_engines()
 
     def deliver_call(self, index: int = 0) -> None:
         """Let one call reach its engine; its answer waits to be delivered."""
@@ -153,21 +177,33 @@ class Simulation:
         elif command.message is None:
             self.answers.append(events.CallAnswered(command.call, engine.report()))
         else:
-            self._deliver_message(command, engine)
-
-    def _deliver_message(self, command: CallWorker, engine: FakeEngine) -> None:
-        try:
-            if isinstance(command.message, Receive):
-                engine.begin_receive(command.message)
+            self._handling.append((command, engine, self._loop.create_task(engine.handle(command.message))))
+            self._run_engines()
+            if command.verb is Verb.RECEIVE and any(handled[0] is command for handled in self._handling):
                 self.transfers.append((command, engine))
-                return
-            if command.verb is Verb.RESUME and engine.fence.state is WorkerState.DIRTY:
-                raise AssertionError(f"dirty {engine.name} was asked to resume")
-            answer = engine.handle(command.message)
-        except ProblemError as error:
-            self.answers.append(events.CallFailed(command.call, error.problem, refused=True))
-        else:
-            self.answers.append(events.CallAnswered(command.call, answer))
+
+    def _run_engines(self) -> None:
+        """Let the engines work until each of them waits for something; what they have answered waits to be delivered."""
+        self._loop.now = self.now
+        self._loop.run_until_complete(_breathe())
+        handling, self._handling = self._handling, []
+        for command, engine, task in handling:
+            if task.done():
+                self.transfers = [transfer for transfer in self.transfers if transfer[0] is not command]
+                self.answers.append(self._answer(command, engine, task))
+            else:
+                self._handling.append((command, engine, task))
+
+    def _answer(self, command: CallWorker, engine: FakeEngine, task: "asyncio.Task[Any]") -> events.Event:
+        error = task.exception()
+        if self.find(command.pod_uid) is not engine:
+            return self.no_answer(command)
+        if isinstance(error, ProblemError):
+            return events.CallFailed(command.call, error.problem, refused=True)
+        report = task.result()
+        if isinstance(report, ReceiveReport):
+            self.received.add((engine.member.pod_uid, engine.instance, report.version, report.received_digest))
+        return events.CallAnswered(command.call, report)
 
     def no_answer(self, command: CallWorker) -> events.CallFailed:
         message = f"{command.pod_name} did not answer {command.verb.value or 'report'}: connection refused"
@@ -180,20 +216,11 @@ class Simulation:
         call = command.message
         assert isinstance(call, Receive)
         digest = self.sent.get((call.epoch, call.version))
-        if self.find(command.pod_uid) is not engine:
-            self.answers.append(self.no_answer(command))
-            return
-        if not whole or digest is None:
-            problem = engine.fail_receive("connection closed by peer").problem
-            self.answers.append(events.CallFailed(command.call, problem, refused=True))
-            return
-        try:
-            report = engine.finish_receive(call, digest)
-        except ProblemError as error:
-            self.answers.append(events.CallFailed(command.call, error.problem, refused=True))
-            return
-        self.received.add((engine.member.pod_uid, engine.instance, call.version, report.received_digest))
-        self.answers.append(events.CallAnswered(command.call, report))
+        if whole and digest is not None:
+            engine.arrive(digest)
+        else:
+            engine.break_transfer("connection closed by peer")
+        self._run_engines()
 
     def deliver_answer(self, index: int = 0) -> None:
         event = self.answers.pop(index)
@@ -215,14 +242,15 @@ class Simulation:
         self.stored = write.record
 
     def check_verified(self, version: int) -> str:
-        """The digest that was sent; AssertionError unless every member of the committed version's epoch had received it."""
-        intent = self.stored.intent
+        """The digest that was sent; AssertionError unless every seat of the intended refit had received it."""
+        intent, refit = self.stored.intent, self.committing
         assert intent is not None, "a commit follows an intent"
+        assert (refit.epoch, refit.version) == (intent.epoch, version)
         sent = self.sent[intent.epoch, version]
-        for member in intent.members:
-            assert (member.pod_uid, member.instance, version, sent) in self.received, (
-                f"{member.pod_name} lacks {version}"
-            )
+        assert refit.sent is not None, "the trainer has said what it sent"
+        assert refit.sent.digest == sent
+        for seat in refit.seats:
+            assert (seat.pod_uid, seat.instance, version, sent) in self.received, f"{seat.pod_name} lacks {version}"
         return sent
 
     def settle(self, rounds: int = 400) -> None:
@@ -246,8 +274,7 @@ class Simulation:
         call = self.transfers[0][0].message
         assert isinstance(call, Receive)
         engine = self.transfers[0][1]
-        aborted = engine.fence.state is not WorkerState.RECEIVING or engine.fence.epoch != call.epoch
-        return aborted or (call.epoch, call.version) in self.sent or self.find(engine.member.pod_uid) is not engine
+        return (call.epoch, call.version) in self.sent or self.find(engine.member.pod_uid) is not engine
 
     # The trainer's words.
 

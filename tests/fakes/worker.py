@@ -132,7 +132,7 @@ class FakeWorker:
         try:
             if verb in self.refuses:
                 raise self.refuses[verb]
-            answer = await self._receive(message) if isinstance(message, Receive) else self.engine.handle(message)
+            answer = await (self._receive(message) if isinstance(message, Receive) else self.engine.handle(message))
         except ProblemError as error:
             return _problem(error)
         finally:
@@ -142,19 +142,17 @@ class FakeWorker:
         return _answer(answer)
 
     async def _receive(self, call: Receive) -> BaseModel:
-        self.engine.begin_receive(call)
-        aborted = asyncio.ensure_future(self.event("abort").wait())
-        sent = self.wire.future(call.epoch, call.version)
-        self.event("abort").clear()
-        try:
-            await asyncio.wait({aborted, sent}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            aborted.cancel()
-        if not sent.done():
-            raise self.engine.fail_receive("the transfer was aborted")
-        if sent.exception() is not None:
-            raise self.engine.fail_receive(str(sent.exception()))
-        return self.engine.finish_receive(call, sent.result())
+        engine = self.engine
+        answer = asyncio.ensure_future(engine.handle(call))
+        self.wire.future(call.epoch, call.version).add_done_callback(lambda sent: self._arrived(engine, sent))
+        return await answer
+
+    def _arrived(self, engine: FakeEngine, sent: "asyncio.Future[str]") -> None:
+        error = sent.exception()
+        if error is None:
+            engine.arrive(sent.result())
+        else:
+            engine.break_transfer(str(error))
 
 
 def _answer(message: BaseModel) -> web.Response:

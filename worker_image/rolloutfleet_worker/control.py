@@ -1,6 +1,5 @@
 """The pod's HTTP surface: probes for the kubelet, authenticated control calls for the sync job."""
 
-import hmac
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
+from rolloutfleet.contract.authorization import carries_token
 from rolloutfleet.contract.names import API_PREFIX
 from rolloutfleet.contract.problems import ProblemCode, ProblemError
 from rolloutfleet.contract.worker import (
@@ -83,8 +83,7 @@ def make_application(pod: EnginePod, token: str, live: Callable[[], str]) -> web
 
 
 def _authorize(request: web.Request, token: str) -> None:
-    given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-    if not hmac.compare_digest(given.encode(), token.encode()):
+    if not carries_token(request.headers.get("Authorization", ""), token):
         raise ProblemError(
             ProblemCode.UNAUTHORIZED,
             "the bearer token is missing or not this fleet's; it stands in the fleet's token Secret",

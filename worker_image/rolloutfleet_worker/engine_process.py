@@ -1,6 +1,7 @@
 """vLLM as a child process: how it is started, what it said last, how it is ended."""
 
 import asyncio
+import itertools
 import os
 import re
 import signal
@@ -17,7 +18,14 @@ _KEPT_LINES = 400
 _ERROR_LINE = re.compile(
     r"(?:^|\s)((?:[A-Za-z_][\w.]*(?:Error|Exception)\b|vllm(?: serve)?: error|api_server\.py: error|\S+: error): ?.*)$"
 )
-_NO_CAUSE = ("Engine core initialization failed", "WorkerProc initialization failed", "Engine core proc", "raise ")
+_NO_CAUSE = (
+    "Engine core initialization failed",
+    "WorkerProc initialization failed",
+    "Engine core proc",
+    "EngineDeadError",
+    "raise ",
+)
+_VALIDATION = re.compile(r"\d+ validation errors? for ")
 
 
 def serve_command(arguments: Sequence[str]) -> list[str]:
@@ -34,13 +42,22 @@ def serve_command(arguments: Sequence[str]) -> list[str]:
     ]
 
 
+def find_cause(lines: Sequence[str]) -> str:
+    """The first error that is not a mere consequence, or an empty string."""
+    for line, following in itertools.zip_longest(lines, lines[1:], fillvalue=""):
+        match = _ERROR_LINE.search(line)
+        if match and not any(word in match[1] for word in _NO_CAUSE):
+            # pydantic names the model on one line, and says what is wrong with it on the next.
+            detail = following.strip().partition(" [type=")[0] if _VALIDATION.search(match[1]) else ""
+            return " ".join(filter(None, (match[1].strip(), detail)))
+    return ""
+
+
 def root_cause(lines: Sequence[str]) -> str:
-    """The line of vLLM's output that says why it ended: the first error of the last traceback that is not a mere consequence."""
-    causes = [match.group(1).strip() for line in lines if (match := _ERROR_LINE.search(line))]
-    telling = [cause for cause in causes if not any(word in cause for word in _NO_CAUSE)]
-    if telling:
-        return telling[0]
-    return causes[-1] if causes else next((line.strip() for line in reversed(lines) if line.strip()), "no output")
+    """The line of vLLM's output that says why it did not come up; without an error in it, the last one."""
+    errors = [match[1].strip() for line in lines if (match := _ERROR_LINE.search(line))]
+    written = [line.strip() for line in lines if line.strip()]
+    return find_cause(lines) or (errors or written or ["no output"])[-1]
 
 
 class EngineProcess:
@@ -77,11 +94,9 @@ class EngineProcess:
         """Why vLLM ended, from all that is kept of its output: right for one that never came up."""
         return root_cause([line for _, line in self._lines])
 
-    def recent_error(self, seconds: float) -> str:
-        """The root cause among the errors of the last seconds, or an empty string; older ones it has survived."""
-        since = time.monotonic() - seconds
-        lines = [line for written, line in self._lines if written >= since and _ERROR_LINE.search(line)]
-        return root_cause(lines) if lines else ""
+    def error_since(self, moment: float) -> str:
+        """The cause among the errors written since a moment of the monotonic clock, or an empty string."""
+        return find_cause([line for written, line in self._lines if written >= moment])
 
     async def stop(self, grace_seconds: float) -> None:
         """Ask the whole process group to end, then make it."""

@@ -33,8 +33,6 @@ HEALTH_DEADLINE_SECONDS = 20.0
 UNANSWERED_SECONDS = 60.0
 """Without an answer from the engine's loop for this long, outside a transfer, the engine counts as dead."""
 STOP_GRACE_SECONDS = 10.0
-DEATH_SECONDS = 10.0
-"""An error that vLLM wrote longer before its end is not the cause: failed refits leave errors in its output, too."""
 
 
 class Launcher:
@@ -100,7 +98,10 @@ class Launcher:
             process.kill()
         code = await exited
         ended = self._dead or f"vLLM ended with exit code {code}"
-        words = process.recent_error(DEATH_SECONDS) if self._came_up else process.last_words()
+        # Errors from before the engine's last answer it has survived: a failed refit leaves some in its output, too.
+        words = (
+            process.error_since(self._last_answer - HEALTH_PERIOD_SECONDS) if self._came_up else process.last_words()
+        )
         reason = f"{ended}: {words or 'without an error in its output; it may have been killed, for instance for its memory'}"
         self._pod.failed(reason)
         log.error("%s", reason)

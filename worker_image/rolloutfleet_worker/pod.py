@@ -182,7 +182,6 @@ class EnginePod:
                 await self._transfer_failed(was, touched=True, message=str(problem))
                 raise
             self.fence = self.fence.receive_done()
-            self._hold_pause(call.hold_seconds)
         return merge_receives(call.version, [answers[rank] for rank in sorted(answers)])
 
     async def commit(self, call: Commit) -> CommitReport:

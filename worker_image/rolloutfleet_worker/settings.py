@@ -13,6 +13,8 @@ _FORBIDDEN = {
     "VLLM_SERVER_DEV_MODE": "its routes pause, resume and change the engine behind the sync job's back",
     "VLLM_ALLOW_INSECURE_SERIALIZATION": "its routes take pickled code",
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "its routes change what the engine computes behind the sync job's back",
+    "VLLM_USE_RUST_FRONTEND": "that server does not run the fleet's middleware",
+    "VLLM_RUST_FRONTEND_PATH": "that server does not run the fleet's middleware",
     "VLLM_PLUGINS": "it would keep vLLM from loading the fleet's plugin",
 }
 

@@ -16,13 +16,14 @@ POST       ``reset-cache``     :class:`ResetCache` -> :class:`CacheReport`
 =========  ==================  ==========================================================================
 
 Every call names the fleet, the pod, the launcher's instance and an epoch. A call for another fleet, pod or instance, or of an older
-epoch than the worker has seen, is refused and changes nothing. ``admit``, ``abort``, ``commit`` and ``resume`` are idempotent. Without a token: ``GET /healthz/live``,
-``/healthz/ready`` and ``/healthz/started``.
+epoch than the worker has seen, is refused and changes nothing. ``admit``, ``abort``, ``commit`` and ``resume`` are idempotent. Without a
+token: ``GET /healthz/live``, ``/healthz/ready`` and ``/healthz/started``.
 """
 
 from enum import StrEnum
+from ipaddress import ip_address
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 from pydantic.alias_generators import to_camel
 
 from rolloutfleet.contract.manifest import Manifest, ManifestFaults
@@ -57,7 +58,23 @@ class Rendezvous(_Message):
     """Where the members of a group meet: a key-value store that the trainer serves on a socket it has held open since it chose the port."""
 
     host: str
+    """An IP address: the workers' resolver may know no name that the trainer's does."""
     port: int = Field(ge=1, le=65535)
+
+    @field_validator("host")
+    @classmethod
+    def _reachable_address(cls, host: str) -> str:
+        try:
+            address = ip_address(host)
+        except ValueError as error:
+            raise ValueError(
+                f"host {host!r} is not an IP address; give the one at which workers reach the trainer"
+            ) from error
+        if address.is_unspecified or address.is_multicast:
+            raise ValueError(
+                f"host {host} is no address of one machine; give the one at which workers reach the trainer"
+            )
+        return host
 
 
 class Call(_Message):

@@ -1,3 +1,3 @@
 module rolloutfleet.io/dev/pause
 
-go 1.26.8
+go 1.26.0

@@ -4,7 +4,9 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-_EXPERTS = "experts would move between ranks, and a refit would write their weights where they no longer are, so remove it"
+_EXPERTS = (
+    "experts would move between ranks, and a refit would write their weights where they no longer are, so remove it"
+)
 _ADAPTERS = "a refit writes the model's own weights, whose names adapters change, so remove it"
 _DRAFT = "a refit does not reach the weights of a draft, so remove it"
 _HTTP = "engines answer plain HTTP on port 8000 of their pod, so remove it"
@@ -16,6 +18,7 @@ _OWN_CLASS = "refits rely on vLLM's own class, so remove it"
 
 SHADOWED: Final[Mapping[str, str]] = {
     "api-server-count": "the door that refits close is one API server's, so remove it",
+    "api-key": "the fleet's client generates without a key, so remove it",
     "config": "it would hide arguments from the operator, so list each argument in spec.engine.args",
     "cpu-offload-gb": _OFFLOAD,
     "data-parallel-address": _ONE_POD,
@@ -87,7 +90,9 @@ SHADOWED: Final[Mapping[str, str]] = {
 ARGUMENT_PATTERN: Final = "^[a-z0-9]+(-[a-z0-9]+)*([.][A-Za-z0-9_-]+)*$"
 """An argument's name without its leading dashes. No underscores: vLLM reads them as dashes, and a shadowed name could hide there."""
 
-ARGUMENT_RULE: Final = "names are lower-case words joined by dashes, without leading dashes, such as gpu-memory-utilization"
+ARGUMENT_RULE: Final = (
+    "names are lower-case words joined by dashes, without leading dashes, such as gpu-memory-utilization"
+)
 
 RESERVED_ENV_PREFIX: Final = "ROLLOUTFLEET_"
 
@@ -107,7 +112,7 @@ RESERVED_ENV: Final[Mapping[str, str]] = {
 
 
 def argument_faults(names: Iterable[str]) -> list[str]:
-    """A sentence for each name that is misspelled or not for users, in full or abbreviated: vLLM takes any unambiguous prefix for the whole.
+    """A sentence for each name that is misspelled or not for users, also when abbreviated: vLLM takes unambiguous prefixes.
 
     Of a dotted name the first part counts: ``a.b=c`` is an argument ``a`` with the value ``{"b": "c"}``, added after all others.
     """

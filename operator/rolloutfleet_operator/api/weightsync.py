@@ -1,14 +1,11 @@
 """``WeightSync``: one run of a fleet's sync job, and what it reports."""
 
-from typing import Annotated
 
 from pydantic import Field
 
 from rolloutfleet.contract.trainer import Phase
 from rolloutfleet_operator.api.base import ApiModel, LongText, ShortText, cel, schema
 from rolloutfleet_operator.api.conditions import Condition
-
-MemberName = Annotated[str, Field(max_length=253)]
 
 
 class FleetReference(ApiModel):
@@ -56,12 +53,6 @@ class Intent(ApiModel):
 
     epoch: int = Field(ge=0, description="epoch is the group's epoch.")
     version: int = Field(ge=0, description="version is the weight version on its way.")
-    members: tuple[MemberName, ...] = Field(
-        default=(),
-        max_length=1000,
-        description="members are the engine pods that take part, as pod/uid/instance.",
-        json_schema_extra=schema(list_type="atomic"),
-    )
 
 
 class MemberCounts(ApiModel):

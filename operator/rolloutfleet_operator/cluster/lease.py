@@ -14,6 +14,7 @@ from typing import Any
 from rolloutfleet_operator.cluster.gateway import Body, Gateway
 from rolloutfleet_operator.cluster.kinds import ObjectRef, collection_path
 from rolloutfleet_operator.errors import (
+    AccessDeniedError,
     AlreadyExistsError,
     ConflictError,
     LeaseLostError,
@@ -89,8 +90,8 @@ class LeaseHolder:
             if lease["spec"].get("holderIdentity") == self._terms.identity:
                 lease["spec"]["holderIdentity"] = ""
                 await self._gateway.replace(lease)
-        except (NotFoundError, ConflictError, TransientError):
-            return  # it runs out by itself
+        except (NotFoundError, ConflictError, TransientError, AccessDeniedError):
+            return  # it runs out by itself; an uninstall takes the rights away before the process ends
 
     async def _attempt(self) -> str:
         """The holder after one attempt to take or renew."""

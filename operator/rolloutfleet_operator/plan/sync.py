@@ -16,9 +16,14 @@ class JobPlan:
 
 
 def plan_active(weightsyncs: Iterable[WeightSync]) -> WeightSync | None:
-    """The WeightSync whose turn it is: the oldest that is not being deleted."""
+    """The WeightSync whose turn it is: the oldest that is not being deleted; of those made in one second, the one that has the turn already."""
     candidates = [sync for sync in weightsyncs if not sync.terminating]
-    return min(candidates, key=lambda sync: (sync.created, sync.name), default=None)
+    return min(candidates, key=lambda sync: (sync.created, not _has_turn(sync), sync.name), default=None)
+
+
+def _has_turn(sync: WeightSync) -> bool:
+    conditions = sync.status.get("conditions") or ()
+    return any(c.get("type") == "Active" and c.get("status") == "True" for c in conditions)
 
 
 def plan_sync_job(wanted: str, fleet_uid: str, jobs: Sequence[Job], sync_pods: Sequence[Pod]) -> JobPlan:

@@ -105,7 +105,8 @@ async def apply_engines(runtime: Runtime, view: FleetView) -> None:
     await _each(runtime, (create_owned(runtime.gateway, view.fleet, pod) for _, pod in sorted(pods.items())))
 
 
-STEPS: tuple[Step, ...] = (apply_token, apply_shared, apply_weightsync, apply_turns, apply_sync_job, apply_engines)
+# Turns before the standing WeightSync: one that is made anew must find the turn of another written down.
+STEPS: tuple[Step, ...] = (apply_token, apply_shared, apply_turns, apply_weightsync, apply_sync_job, apply_engines)
 
 
 async def run_steps(runtime: Runtime, view: FleetView) -> None:

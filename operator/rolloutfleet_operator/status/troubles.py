@@ -57,7 +57,9 @@ def pod_trouble(pod: Pod) -> Trouble | None:
     if not pod.node:
         return Trouble(Reason.ENGINES_STARTING, False, f"pod {pod.name} waits for a node")
     if pod.sandbox_missing:
-        hint = f"its volumes or its network are not there yet; it needs {pod.mounts} (see kubectl describe pod {pod.name})"
+        hint = (
+            f"its volumes or its network are not there yet; it needs {pod.mounts} (see kubectl describe pod {pod.name})"
+        )
         return Trouble(Reason.ENGINES_STARTING, False, f"pod {pod.name}: {hint}")
     if not state.started:
         doing = "pulls its image" if state.waiting_reason == "ContainerCreating" else "loads its model"

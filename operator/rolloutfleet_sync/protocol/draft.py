@@ -87,10 +87,11 @@ class Draft:
     def cancel_refit_calls(self, refit: str) -> None:
         self.cancel_calls({number for number, call in self.state.calls.items() if call.refit == refit})
 
-    def header(self, pod_uid: str, epoch: int | None = None) -> dict[str, Any]:
+    def header(self, pod_uid: str, instance: str, epoch: int | None = None) -> dict[str, Any]:
         """The fields that every control call carries."""
         return {
             "fleet_uid": self.state.identity.fleet_uid,
             "pod_uid": pod_uid,
+            "instance": instance,
             "epoch": self.state.epoch if epoch is None else epoch,
         }

@@ -10,8 +10,8 @@ from rolloutfleet.contract.trainer import Phase
 from rolloutfleet.contract.worker import CommitReport, WorkerReport, WorkerState
 from rolloutfleet_sync.protocol.draft import Draft
 from rolloutfleet_sync.protocol.ledger import TRAINER, name_some
-from rolloutfleet_sync.protocol.members import accept_report, note_cache
-from rolloutfleet_sync.protocol.model import MemberRecord, Step, Verb
+from rolloutfleet_sync.protocol.members import accept_report
+from rolloutfleet_sync.protocol.model import MemberRecord, Seat, Step, Verb
 from rolloutfleet_sync.protocol.outcome import abort_refit, drop_from_abort, give_up_aborting, note_abort_failure
 from rolloutfleet_sync.protocol.recovery import lose_commit
 from rolloutfleet_sync.protocol.refit import (
@@ -48,7 +48,7 @@ def lose_member(draft: Draft, pod_uid: str, code: ProblemCode, message: str) -> 
 
 
 def note_commit(draft: Draft, pod_uid: str, report: CommitReport) -> None:
-    """One member has published the version; one that kept its prefix cache against the policy stays paused."""
+    """One member has published the version; one that kept its prefix cache against the policy is dirty."""
     refit = draft.refit
     name = refit.seat(pod_uid).pod_name
     if report.version != refit.version:
@@ -60,27 +60,31 @@ def note_commit(draft: Draft, pod_uid: str, report: CommitReport) -> None:
         )
         return
     if draft.state.policy.cache is CachePolicy.RESET and report.cache_reset is not True:
-        note_cache(draft, pod_uid, reset=False)
         answer = "nothing" if report.cache_reset is None else "False"
         lose_member(
             draft,
             pod_uid,
             ProblemCode.CACHE_NOT_RESET,
-            f"{name} could not reset its prefix cache (vLLM answered {answer}) and stays paused until it can; "
-            "delete its pod to replace it",
+            f"{name} did not reset its prefix cache (it answered {answer}) and refuses to generate until a later refit completes",
         )
         return
-    draft.change_member(pod_uid, cache_held=False)
     draft.change_refit(waiting=refit.waiting - {pod_uid})
     finish_commit_step(draft)
 
 
 def note_resume(draft: Draft, pod_uid: str, report: WorkerReport, call: int) -> None:
-    """One member was asked to generate again."""
+    """One member was asked to generate again: it must be the process that committed, with the version that it committed."""
+    refit = draft.refit
+    seat = refit.seat(pod_uid)
     accept_report(draft, pod_uid, report, call)
-    if report.state is not WorkerState.SERVING:
-        name = draft.refit.seat(pod_uid).pod_name
-        message = f"{name} is {report.state.value} after it was asked to resume"
+    if report.instance != seat.instance:
+        lose_member(draft, pod_uid, ProblemCode.MEMBER_ABSENT, _describe_restart(seat, report))
+        return
+    if report.state is not WorkerState.SERVING or report.version != refit.version:
+        message = (
+            f"{seat.pod_name} is {report.state.value} with version {report.version} after it was asked to resume with "
+            f"{refit.version}"
+        )
         lose_member(draft, pod_uid, ProblemCode.WRONG_STATE, message)
         return
     draft.change_refit(waiting=draft.refit.waiting - {pod_uid})
@@ -112,11 +116,7 @@ def observe_member(draft: Draft, pod_uid: str) -> None:
     seat = refit.seat(pod_uid)
     report = record.report
     if report.instance != seat.instance:
-        message = (
-            f"the container of {seat.pod_name} restarted during the refit: instance {seat.instance} became "
-            f"{report.instance}"
-        )
-        lose_member(draft, pod_uid, ProblemCode.MEMBER_ABSENT, message)
+        lose_member(draft, pod_uid, ProblemCode.MEMBER_ABSENT, _describe_restart(seat, report))
     elif report.state is WorkerState.FAILED:
         lose_member(
             draft,
@@ -124,6 +124,26 @@ def observe_member(draft: Draft, pod_uid: str) -> None:
             ProblemCode.ENGINE_FAILED,
             f"vLLM of {seat.pod_name} failed: {report.message or 'no reason'}",
         )
+    elif (
+        not refit.decided
+        and record.reported_by >= refit.received_before.get(pod_uid, draft.state.next_id)
+        and not _holds_received(report, refit.version)
+    ):
+        detail = f" ({report.message})" if report.message else ""
+        lose_member(
+            draft,
+            pod_uid,
+            ProblemCode.WRONG_STATE,
+            f"{seat.pod_name} no longer holds version {refit.version}: it is {report.state.value}{detail}",
+        )
+
+
+def _describe_restart(seat: Seat, report: WorkerReport) -> str:
+    return f"the container of {seat.pod_name} restarted during the refit: instance {seat.instance} became {report.instance}"
+
+
+def _holds_received(report: WorkerReport, version: int) -> bool:
+    return report.state is WorkerState.RECEIVED and report.version_in_flight == version
 
 
 def observe_roster(draft: Draft) -> None:
@@ -237,8 +257,6 @@ def _absence(record: MemberRecord) -> str:
         return f"does not answer: {record.failure.message}"
     if record.report is None:
         return "has not answered yet"
-    if record.cache_held:
-        return "has a prefix cache that vLLM could not reset; delete its pod to replace it"
     detail = f" ({record.report.message})" if record.report.message else ""
     return f"is {record.report.state.value}{detail}"
 

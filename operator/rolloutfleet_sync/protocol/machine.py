@@ -41,7 +41,6 @@ def step(state: State, event: events.Event, now: float) -> tuple[State, tuple[Co
     """
     draft = Draft(state, now)
     _handle(draft, event)
-    recovery.progress_recovery(draft)
     sessions.drop_orphaned_group(draft)
     refit.start_queued_refit(draft)
     return draft.state, tuple(draft.commands)
@@ -168,7 +167,7 @@ def _failed(draft: Draft, number: int, problem: Problem, *, refused: bool) -> No
 
 
 def _written(draft: Draft, write: int) -> None:
-    if recovery.finish_recovery_commit(draft, write) or draft.state.write != write:
+    if draft.state.write != write:
         return
     draft.change(write=None)
     if draft.refit.step is Step.INTENT:
@@ -178,7 +177,7 @@ def _written(draft: Draft, write: int) -> None:
 
 
 def _write_failed(draft: Draft, write: int, message: str) -> None:
-    if recovery.fail_recovery_commit(draft, write) or draft.state.write != write:
+    if draft.state.write != write:
         return
     draft.change(write=None)
     if draft.refit.step is Step.INTENT:
@@ -191,7 +190,7 @@ def _write_failed(draft: Draft, write: int, message: str) -> None:
 
 def _reset_caches(draft: Draft, reset: str) -> None:
     state = draft.state
-    if state.active is not None or state.recovery is not None or state.roster is None:
+    if state.active is not None or state.reading or state.roster is None:
         phase = state.active.phase.value if state.active else "Pending"
         raise ProblemError(
             ProblemCode.WRONG_STATE, f"prefix caches are not reset in phase {phase}; wait for the end of the refit"
@@ -201,13 +200,13 @@ def _reset_caches(draft: Draft, reset: str) -> None:
         for engine in range(state.roster.engines)
         if all(member.engine != engine for member in state.roster.members)
     }
-    silent = {r.pod_name: False for r in state.members.values() if not r.member.address}
-    asked = {uid: record for uid, record in state.members.items() if record.member.address}
+    asked = {uid: record.report for uid, record in state.members.items() if record.report and record.member.address}
+    silent = {record.pod_name: False for uid, record in state.members.items() if uid not in asked}
     pending = CacheReset(reset, frozenset(asked), {**missing, **silent})
     draft.change(cache_resets={**state.cache_resets, reset: pending})
-    for uid, record in asked.items():
-        message = ResetCache(**draft.header(uid))
-        draft.call(record, Verb.RESET_CACHE, message, state.timing.call, cache_reset=reset)
+    for uid, report in asked.items():
+        message = ResetCache(**draft.header(uid, report.instance))
+        draft.call(state.members[uid], Verb.RESET_CACHE, message, state.timing.call, cache_reset=reset)
 
 
 def _note_cache_reset(draft: Draft, call: PendingCall, reset: bool) -> None:
@@ -231,8 +230,6 @@ def may_publish(state: State) -> bool:
     """Whether a report may be written now: no durable write is under way or in doubt, and no engine waits for the sync job."""
     if state.record is None or state.reading or state.write is not None:
         return False
-    if state.recovery is not None and state.recovery.write is not None:
-        return False
     return state.active is None or state.active.phase not in PAUSED_PHASES
 
 
@@ -253,6 +250,4 @@ def next_wakeup(state: State) -> float:
         times.append(state.session.expires)
     if state.reading:
         times.append(state.read_at)
-    if state.recovery is not None and not state.reading and state.recovery.write is None:
-        times.append(state.recovery.deadline)
     return min(times, default=float("inf"))

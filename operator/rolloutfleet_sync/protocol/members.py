@@ -1,7 +1,8 @@
 """The members of the roster: polling them, and bringing each to where the fleet stands when no refit needs it.
 
-A member that no refit holds is compared with the committed version at every report and gets at most one call at a time: ``abort`` when it
-is stuck in a group, ``commit`` when it missed one, ``resume`` when it was left paused, ``admit`` when it has not been told the version.
+While no refit is past its ledger, a member is compared with the committed version at every report and gets at most one call at a
+time: ``abort`` when it is stuck in a group, ``commit`` when it missed one, ``admit`` when it has not been told the version, ``resume``
+when it was left paused. During a refit nobody is: a pod admitted then would serve the old version beside the new one.
 """
 
 from dataclasses import replace
@@ -9,15 +10,11 @@ from dataclasses import replace
 from pydantic import BaseModel
 
 from rolloutfleet.contract.members import Roster
-from rolloutfleet.contract.policy import CachePolicy
 from rolloutfleet.contract.problems import Problem, ProblemCode
 from rolloutfleet.contract.worker import (
     Abort,
     Admit,
-    CacheReport,
     Commit,
-    CommitReport,
-    ResetCache,
     Resume,
     WorkerReport,
     WorkerState,
@@ -29,13 +26,6 @@ WHOLE = frozenset({WorkerState.SERVING, WorkerState.PAUSED})
 STUCK = frozenset({WorkerState.RECEIVING, WorkerState.RECEIVED})
 
 
-def held_version(report: WorkerReport) -> int:
-    """The whole version in a worker's memory, committed or not; meaningless while it is dirty."""
-    if report.state is WorkerState.RECEIVED and report.version_in_flight:
-        return report.version_in_flight
-    return report.version
-
-
 def is_admitted(record: MemberRecord, version: int) -> bool:
     """Whether the member serves the committed version and has been told so."""
     report = record.report
@@ -45,7 +35,6 @@ def is_admitted(record: MemberRecord, version: int) -> bool:
         and report.state in WHOLE
         and report.admitted == version
         and report.version == version
-        and not record.cache_held
     )
 
 
@@ -101,8 +90,6 @@ def accept_report(draft: Draft, pod_uid: str, report: WorkerReport, call: int) -
         reported_by=call,
         failure=None,
         failing_since=float("inf"),
-        # A dirty engine is fenced by itself, and heals with the next refit.
-        cache_held=record.cache_held and not restarted and report.state is not WorkerState.DIRTY,
         abort_owed=record.abort_owed and not restarted,
     )
     if report.epoch > draft.state.epoch:
@@ -145,43 +132,46 @@ def schedule_poll(draft: Draft, pod_uid: str) -> None:
     draft.change_member(pod_uid, poll_at=draft.now + (timing.heartbeat if calm else timing.poll))
 
 
-def is_held_by_refit(state: State, pod_uid: str) -> bool:
-    """Whether a refit or a recovery decides what happens to this member."""
-    if state.recovery is not None:
-        return True
-    refit = state.active
-    return refit is not None and refit.step is not Step.GATHER and any(s.pod_uid == pod_uid for s in refit.seats)
+def is_settled(state: State) -> bool:
+    """Whether the committed version is known and no refit is about to change it."""
+    return not state.reading and (state.active is None or state.active.step is Step.GATHER)
 
 
 def reconcile_member(draft: Draft, pod_uid: str) -> None:
-    """Give a member that no refit holds the one call that brings it nearer to the committed version."""
+    """Give a member the one call that brings it nearer to the committed version."""
     state = draft.state
     record = state.members.get(pod_uid)
     if record is None or record.call is not None or record.report is None or record.failure is not None:
         return
-    if state.record is None or is_held_by_refit(state, pod_uid):
+    if not is_settled(state):
         return
     report = record.report
-    current = held_version(report) == state.version
-    if record.cache_held:
-        if report.state is WorkerState.PAUSED:
-            _background(draft, record, Verb.RESET_CACHE)
-    elif report.state is WorkerState.RECEIVED and current:
-        _background(draft, record, Verb.COMMIT)
+    if _missed_commit(state, report):
+        _background(draft, record, report, Verb.COMMIT)
     elif report.state in STUCK or record.abort_owed:
-        _background(draft, record, Verb.ABORT)
-    elif report.state is WorkerState.PAUSED and current:
-        _background(draft, record, Verb.COMMIT if state.version else Verb.RESUME)
+        _background(draft, record, report, Verb.ABORT)
     elif report.state in WHOLE and report.admitted != state.version:
-        _background(draft, record, Verb.ADMIT)
+        _background(draft, record, report, Verb.ADMIT)
+    elif report.state is WorkerState.PAUSED:
+        _background(draft, record, report, Verb.RESUME)
 
 
-def _background(draft: Draft, record: MemberRecord, verb: Verb) -> None:
+def _missed_commit(state: State, report: WorkerReport) -> bool:
+    """Whether the member holds what was committed; the same version of an earlier attempt was never verified."""
+    return (
+        state.record is not None
+        and report.state is WorkerState.RECEIVED
+        and report.version_in_flight == state.version
+        and report.epoch >= state.record.epoch
+    )
+
+
+def _background(draft: Draft, record: MemberRecord, report: WorkerReport, verb: Verb) -> None:
     uid = record.member.pod_uid
     version = draft.state.version
-    if verb is Verb.ABORT and record.report is not None and record.report.epoch >= draft.state.epoch:
+    if verb is Verb.ABORT and report.epoch >= draft.state.epoch:
         draft.raise_epoch()
-    header = draft.header(uid)
+    header = draft.header(uid, report.instance)
     match verb:
         case Verb.ABORT:
             message: BaseModel = Abort(**header, reason="no refit is under way")
@@ -189,8 +179,6 @@ def _background(draft: Draft, record: MemberRecord, verb: Verb) -> None:
             message = Commit(**header, version=version, cache=draft.state.policy.cache)
         case Verb.RESUME:
             message = Resume(**header)
-        case Verb.RESET_CACHE:
-            message = ResetCache(**header)
         case _:
             message = Admit(**header, version=version)
     draft.change_member(uid, call=draft.call(record, verb, message, draft.state.timing.call))  # type: ignore[arg-type]
@@ -207,26 +195,8 @@ def finish_background(draft: Draft, call: PendingCall, answer: BaseModel) -> Non
         if call.verb is Verb.ABORT:
             draft.change_member(pod_uid, abort_owed=False)
         accept_report(draft, pod_uid, answer, call.number)
-    elif isinstance(answer, CommitReport):
-        note_cache(draft, pod_uid, answer.cache_reset is True or draft.state.policy.cache is CachePolicy.KEEP)
-        _resume_unless_held(draft, pod_uid)
-    elif isinstance(answer, CacheReport):
-        note_cache(draft, pod_uid, answer.cache_reset)
-        _resume_unless_held(draft, pod_uid)
-
-
-def note_cache(draft: Draft, pod_uid: str, reset: bool) -> None:
-    """Hold a member back until its prefix cache is gone, or let it go."""
-    record = draft.state.members.get(pod_uid)
-    if record is not None and record.cache_held is reset:
-        draft.change_member(pod_uid, cache_held=not reset)
-        draft.publish()
-
-
-def _resume_unless_held(draft: Draft, pod_uid: str) -> None:
-    record = draft.state.members[pod_uid]
-    if not record.cache_held and record.call is None and not is_held_by_refit(draft.state, pod_uid):
-        _background(draft, record, Verb.RESUME)
+    else:
+        draft.change_member(pod_uid, poll_at=draft.now)
 
 
 def fail_background(draft: Draft, pod_uid: str, verb: Verb, problem: Problem, *, refused: bool) -> None:
@@ -241,7 +211,7 @@ def fail_background(draft: Draft, pod_uid: str, verb: Verb, problem: Problem, *,
 
 
 def tear_down_group(draft: Draft, reason: str) -> None:
-    """End the kept group: every member that is not held back leaves it; whole ones go on serving."""
+    """End the kept group: every member leaves it; whole ones go on serving."""
     group = draft.state.group
     if group is None:
         return
@@ -254,10 +224,10 @@ def abort_seats(draft: Draft, seats: tuple[Seat, ...], reason: str) -> None:
     """Tell members to leave the epoch before the current one, without waiting for their answers."""
     for seat in seats:
         record = draft.state.members.get(seat.pod_uid)
-        if record is None or record.cache_held:
+        if record is None:
             continue
         if record.call is not None:
             draft.cancel_calls({record.call})  # its answer may be older than the abort
-        message = Abort(**draft.header(seat.pod_uid), reason=reason)
+        message = Abort(**draft.header(seat.pod_uid, seat.instance), reason=reason)
         number = draft.call(record, Verb.ABORT, message, draft.state.timing.call)
         draft.change_member(seat.pod_uid, call=number, abort_owed=True)

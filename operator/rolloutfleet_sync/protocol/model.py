@@ -74,8 +74,6 @@ class Timing:
     """A member of a refit that has been silent for this long is lost."""
     aborting: float = 10.0
     retry: float = 0.5
-    recovery: float = 60.0
-    """How long a restarted sync job waits for the members of the refit that it found under way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +90,6 @@ class MemberRecord:
     failing_since: float = float("inf")
     call: int | None = None
     """The background call under way; there is never more than one."""
-    cache_held: bool = False
-    """Its prefix cache outlived a commit: it stays paused until vLLM has reset it."""
     abort_owed: bool = False
     """An abort did not reach it."""
 
@@ -165,6 +161,8 @@ class Refit:
     trainer_pending: bool = False
     faults: Mapping[str, ManifestFaults] = field(default_factory=dict)
     received: Mapping[str, ReceiveReport] = field(default_factory=dict)
+    received_before: Mapping[str, int] = field(default_factory=dict)
+    """By pod uid, the first call that can only be answered after the member had the version whole."""
     sent: TrainerSent | None = None
     live_digest: str = ""
     decided: bool = False
@@ -199,16 +197,6 @@ class PendingCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Recovery:
-    """A refit that an earlier sync job left behind, or whose commit may or may not have been written."""
-
-    first_call: int
-    deadline: float
-    write: int | None = None
-    """The commit write under way."""
-
-
-@dataclass(frozen=True, slots=True)
 class CacheReset:
     """A trainer's wish that every engine drops its prefix cache."""
 
@@ -232,7 +220,6 @@ class State:
     """The record is not known, or no longer: nothing is written before it has been read."""
     read_at: float = float("-inf")
     """When to read it next; infinite while a read is under way."""
-    recovery: Recovery | None = None
     roster: Roster | None = None
     members: Mapping[str, MemberRecord] = field(default_factory=dict)
     session: Session | None = None

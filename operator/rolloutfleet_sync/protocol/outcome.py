@@ -60,7 +60,7 @@ def abort_refit(draft: Draft, code: ProblemCode, message: str, member: str = "")
         waiting.add(seat.pod_uid)
         draft.change_member(seat.pod_uid, abort_owed=True)
         reason = f"refit of version {refit.version}: {message}"[:2000]
-        message_out = Abort(**draft.header(seat.pod_uid, epoch), reason=reason)
+        message_out = Abort(**draft.header(seat.pod_uid, seat.instance, epoch), reason=reason)
         draft.call(record, Verb.ABORT, message_out, draft.state.timing.aborting, refit=refit.id)
     draft.change_refit(problem=problem, waiting=frozenset(waiting))
     _finish_abort_when_done(draft)
@@ -70,9 +70,7 @@ def note_abort_answer(draft: Draft, pod_uid: str, answer: WorkerReport, call: in
     """One member has left the epoch."""
     draft.change_member(pod_uid, abort_owed=False)
     seat = draft.refit.seat(pod_uid)
-    if answer.instance != seat.instance:
-        _blame(draft, seat.pod_name, f"the container of {seat.pod_name} restarted")
-    elif answer.state is WorkerState.FAILED:
+    if answer.state is WorkerState.FAILED:
         _blame(draft, seat.pod_name, f"{seat.pod_name} failed: {answer.message}")
     accept_report(draft, pod_uid, answer, call)
     draft.change_refit(waiting=draft.refit.waiting - {pod_uid})
@@ -81,8 +79,11 @@ def note_abort_answer(draft: Draft, pod_uid: str, answer: WorkerReport, call: in
 
 def note_abort_failure(draft: Draft, pod_uid: str, problem: Problem, *, refused: bool) -> None:
     """One member could not be told; it is told again whenever it answers."""
+    name = draft.refit.seat(pod_uid).pod_name
     if not refused:
-        _blame(draft, draft.refit.seat(pod_uid).pod_name, problem.message)
+        _blame(draft, name, problem.message)
+    elif problem.code is ProblemCode.WRONG_POD:
+        _blame(draft, name, f"the container of {name} restarted")
     draft.change_refit(waiting=draft.refit.waiting - {pod_uid})
     _finish_abort_when_done(draft)
 
@@ -154,7 +155,7 @@ def finish_refit(draft: Draft, phase: Phase) -> None:
     refit = draft.refit
     draft.change(finished=(*draft.state.finished, refit)[-KEPT_REFITS:])
     record = draft.state.record
-    if record is not None and draft.state.recovery is None:
+    if record is not None:
         draft.change(record=record.model_copy(update={"intent": None}))
     for uid in draft.state.members:
         draft.change_member(uid, poll_at=min(draft.state.members[uid].poll_at, draft.now))

@@ -2,7 +2,7 @@
 
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_serializer, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
 
@@ -10,34 +10,11 @@ class _Stored(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True)
 
 
-class IntentMember(_Stored):
-    """One party of an intended refit, down to the launcher process that took part; stored as ``pod/uid/instance``."""
-
-    pod_name: str
-    pod_uid: str
-    instance: str
-
-    @model_validator(mode="before")
-    @classmethod
-    def _parse(cls, value: object) -> object:
-        if not isinstance(value, str):
-            return value
-        parts = value.split("/", 2)
-        if len(parts) != 3:
-            raise ValueError(f"intent member {value!r} is not of the form pod/uid/instance")
-        return dict(zip(("podName", "podUid", "instance"), parts, strict=True))
-
-    @model_serializer
-    def _render(self) -> str:
-        return f"{self.pod_name}/{self.pod_uid}/{self.instance}"
-
-
 class Intent(_Stored):
-    """Written before the first engine pauses: which members are about to hold which version."""
+    """Written before the first engine pauses: engines are about to hold this version, uncommitted."""
 
     epoch: int = Field(ge=0)
     version: int = Field(ge=1)
-    members: tuple[IntentMember, ...]
 
 
 class Record(_Stored):

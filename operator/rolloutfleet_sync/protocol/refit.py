@@ -7,6 +7,7 @@ step ends when nobody is waited for any more.
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from rolloutfleet.contract.manifest import Manifest
 from rolloutfleet.contract.problems import ProblemCode
@@ -38,7 +39,7 @@ from rolloutfleet_sync.protocol.ledger import (
 from rolloutfleet_sync.protocol.members import poll_again
 from rolloutfleet_sync.protocol.model import Group, MemberRecord, Refit, Seat, Step, Verb
 from rolloutfleet_sync.protocol.outcome import abort_refit, enter_phase, fail_queued, finish_committed
-from rolloutfleet_sync.protocol.record import Intent, IntentMember, Record
+from rolloutfleet_sync.protocol.record import Intent, Record
 
 GATHERABLE = frozenset({WorkerState.SERVING, WorkerState.PAUSED, WorkerState.DIRTY})
 
@@ -47,7 +48,7 @@ def start_queued_refit(draft: Draft) -> None:
     """Begin the refit that waits, once nothing else is under way."""
     state = draft.state
     queued = state.queued
-    if queued is None or state.active is not None or state.recovery is not None or state.reading:
+    if queued is None or state.active is not None or state.reading:
         return
     if state.session is None or state.session.id != queued.session:
         fail_queued(draft, queued, ProblemCode.SESSION_LOST, f"the session of trainer {queued.trainer} has ended")
@@ -75,7 +76,6 @@ def is_gathered(draft: Draft, record: MemberRecord) -> bool:
     report = record.report
     return (
         record.failure is None
-        and not record.cache_held
         and not record.abort_owed
         and not _is_being_reconciled(draft, record)
         and report is not None
@@ -138,7 +138,9 @@ def close_ledger_when_full(draft: Draft) -> None:
     _fan_out(
         draft,
         Verb.CHECK,
-        lambda seat: Check(**draft.header(seat.pod_uid), manifest=_manifest(refit)),
+        lambda seat: Check(
+            **_header(draft, seat, state.epoch), manifest=_manifest(refit), deadline_seconds=_remaining(draft)
+        ),
     )
 
 
@@ -157,6 +159,10 @@ def _fan_out(draft: Draft, verb: Verb, message: Callable[[Seat], Call], seats: t
     draft.change_refit(waiting=frozenset(seat.pod_uid for seat in chosen))
     for seat in chosen:
         _call_seat(draft, seat, verb, message(seat))
+
+
+def _header(draft: Draft, seat: Seat, epoch: int) -> dict[str, Any]:
+    return draft.header(seat.pod_uid, seat.instance, epoch)
 
 
 def _call_seat(draft: Draft, seat: Seat, verb: Verb, message: Call) -> None:
@@ -198,7 +204,7 @@ def _form_group(draft: Draft) -> None:
         draft,
         Verb.JOIN,
         lambda seat: Join(
-            **draft.header(seat.pod_uid, epoch),
+            **_header(draft, seat, epoch),
             transport=state.policy.transport,
             rendezvous=rendezvous,
             rank_offset=seat.offset,
@@ -243,8 +249,7 @@ def finish_joining(draft: Draft) -> None:
 
 def _write_intent(draft: Draft) -> None:
     refit = draft.refit
-    members = tuple(IntentMember(pod_name=s.pod_name, pod_uid=s.pod_uid, instance=s.instance) for s in refit.seats)
-    intent = Intent(epoch=refit.epoch, version=refit.version, members=members)
+    intent = Intent(epoch=refit.epoch, version=refit.version)
     record = Record(epoch=refit.epoch, version=draft.state.version, intent=intent)
     write = draft.new_id()
     draft.change(write=write, record=record)
@@ -261,7 +266,7 @@ def begin_pausing(draft: Draft) -> None:
     _fan_out(
         draft,
         Verb.PAUSE,
-        lambda seat: Pause(**draft.header(seat.pod_uid, epoch), mode=mode, deadline_seconds=float(seconds)),
+        lambda seat: Pause(**_header(draft, seat, epoch), mode=mode, deadline_seconds=float(seconds)),
     )
 
 
@@ -279,7 +284,10 @@ def note_pause(draft: Draft, pod_uid: str, report: WorkerReport) -> None:
     draft.change_refit(waiting=draft.refit.waiting - {pod_uid})
     if draft.refit.waiting:
         return
-    seconds = draft.state.policy.deadlines.transferring_seconds
+    deadlines = draft.state.policy.deadlines
+    seconds = deadlines.transferring_seconds
+    # The durable write and the commit calls have the committing deadline each.
+    hold = deadlines.verifying_seconds + 2 * deadlines.committing_seconds + deadlines.resuming_seconds
     enter_phase(draft, Phase.TRANSFERRING, Step.RECEIVE, seconds)
     refit = draft.refit
     draft.change_refit(trainer_pending=True)
@@ -287,10 +295,11 @@ def note_pause(draft: Draft, pod_uid: str, report: WorkerReport) -> None:
         draft,
         Verb.RECEIVE,
         lambda seat: Receive(
-            **draft.header(seat.pod_uid, refit.epoch),
+            **_header(draft, seat, refit.epoch),
             version=refit.version,
             manifest=_manifest(refit),
             deadline_seconds=float(seconds),
+            hold_seconds=float(hold),
         ),
     )
 
@@ -298,7 +307,11 @@ def note_pause(draft: Draft, pod_uid: str, report: WorkerReport) -> None:
 def note_receive(draft: Draft, pod_uid: str, report: ReceiveReport) -> None:
     """One member holds the version whole; the last one starts the comparison."""
     refit = draft.refit
-    draft.change_refit(waiting=refit.waiting - {pod_uid}, received={**refit.received, pod_uid: report})
+    draft.change_refit(
+        waiting=refit.waiting - {pod_uid},
+        received={**refit.received, pod_uid: report},
+        received_before={**refit.received_before, pod_uid: draft.state.next_id},
+    )
     if draft.refit.waiting:
         return
     pending = draft.refit.trainer_pending
@@ -329,13 +342,15 @@ def begin_committing(draft: Draft) -> None:
     """The version is durable: publish it on every engine that is still there."""
     refit = draft.refit
     draft.change(record=Record(epoch=max(refit.epoch, draft.state.epoch), version=refit.version))
-    draft.change_refit(committed=True, step=Step.COMMIT)
+    # However long the write took, engines get the whole of this deadline: they are paused until they are told.
+    enter_phase(draft, Phase.COMMITTING, Step.COMMIT, draft.state.policy.deadlines.committing_seconds)
+    draft.change_refit(committed=True)
     survivors = tuple(seat for seat in refit.seats if seat.pod_uid not in refit.casualties)
     cache = draft.state.policy.cache
     _fan_out(
         draft,
         Verb.COMMIT,
-        lambda seat: Commit(**draft.header(seat.pod_uid, refit.epoch), version=refit.version, cache=cache),
+        lambda seat: Commit(**_header(draft, seat, refit.epoch), version=refit.version, cache=cache),
         survivors,
     )
     finish_commit_step(draft)
@@ -348,7 +363,7 @@ def finish_commit_step(draft: Draft) -> None:
         return
     survivors = tuple(seat for seat in refit.seats if seat.pod_uid not in refit.casualties)
     enter_phase(draft, Phase.RESUMING, Step.RESUME, draft.state.policy.deadlines.resuming_seconds)
-    _fan_out(draft, Verb.RESUME, lambda seat: Resume(**draft.header(seat.pod_uid, refit.epoch)), survivors)
+    _fan_out(draft, Verb.RESUME, lambda seat: Resume(**_header(draft, seat, refit.epoch)), survivors)
     finish_resume_step(draft)
 
 
@@ -363,7 +378,7 @@ def call_again(draft: Draft, pod_uid: str) -> None:
     refit = draft.refit
     seat = refit.seat(pod_uid)
     draft.change_refit(retry_at={uid: at for uid, at in refit.retry_at.items() if uid != pod_uid})
-    header = draft.header(pod_uid, refit.epoch)
+    header = _header(draft, seat, refit.epoch)
     if refit.step is Step.COMMIT:
         message: Call = Commit(**header, version=refit.version, cache=draft.state.policy.cache)
         _call_seat(draft, seat, Verb.COMMIT, message)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from rolloutfleet.contract.names import GENERATION_PORT
+from rolloutfleet.contract.addresses import generation_base
 from rolloutfleet.contract.trainer import (
     CacheResetView,
     FleetView,
@@ -27,27 +27,11 @@ MESSAGE_LENGTH = 2000
 """Limits of the status schema."""
 
 
-def control_base(address: str, default_port: int) -> str:
-    """Base URL behind a member's address: an IPv4 or IPv6 address, or ``HOST:PORT`` where several engines share a host."""
-    if address.count(":") == 1:
-        return f"http://{address}"
-    host = f"[{address}]" if ":" in address else address
-    return f"http://{host}:{default_port}"
-
-
-def generation_base(address: str) -> str:
-    """Base URL of the engine's OpenAI surface; with an explicit control port it is the port below."""
-    if address.count(":") == 1:
-        host, _, port = address.partition(":")
-        return f"http://{host}:{int(port) - 1}"
-    return control_base(address, GENERATION_PORT)
-
-
 def phase_of(state: State) -> Phase:
     """The refit's phase while one runs, else Ready, or Pending while the sync job does not know how things stand."""
     if state.active is not None:
         return state.active.phase
-    if state.roster is None or state.record is None or state.reading or state.recovery is not None:
+    if state.roster is None or state.record is None or state.reading:
         return Phase.PENDING
     return Phase.READY
 
@@ -87,11 +71,11 @@ def _view_member(record: MemberRecord, version: int) -> MemberView:
         state=report.state if report else WorkerState.STARTING,
         version=report.version if report else 0,
         ranks=record.member.ranks,
-        message=describe_member(record, version),
+        message=describe_member(record),
     )
 
 
-def describe_member(record: MemberRecord, version: int) -> str:
+def describe_member(record: MemberRecord) -> str:
     """Why a member is not ready, empty when it is; the same words as long as the reason is the same."""
     report = record.report
     if not record.member.address:
@@ -100,12 +84,8 @@ def describe_member(record: MemberRecord, version: int) -> str:
         return record.failure.message
     if report is None:
         return "has not answered yet"
-    if record.cache_held:
-        return "stays paused: vLLM could not reset its prefix cache; delete the pod to replace it"
     if report.message:
         return report.message
-    if report.state in {WorkerState.SERVING, WorkerState.PAUSED} and report.version != version:
-        return f"holds version {report.version}, the fleet is at {version}; the next refit brings it along"
     return "" if report.state is WorkerState.SERVING else f"is {report.state.value}"
 
 
@@ -189,17 +169,13 @@ def judge_readiness(state: State) -> Readiness:
     roster = state.roster
     if roster is None or state.record is None or state.reading:
         return Readiness(False, "Starting", "the sync job is reading the fleet's roster and status")
-    if state.recovery is not None:
-        intent = state.record.intent
-        version = intent.version if intent else "unknown"
-        return Readiness(False, "Recovering", f"settling the refit of version {version} that was under way")
     if state.stopping:
         return Readiness(False, "Stopping", "the sync job is stopping")
     present = {member.engine for member in roster.members}
     lagging = [f"engine {engine} has no pod" for engine in range(roster.engines) if engine not in present]
     records = sorted(state.members.values(), key=lambda record: record.member.engine)
     lagging += [
-        f"{record.pod_name}: {describe_member(record, state.version) or 'not admitted yet'}"
+        f"{record.pod_name}: {describe_member(record) or 'not admitted yet'}"
         for record in records
         if not is_admitted(record, state.version)
     ]

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
@@ -69,9 +70,12 @@ class Cluster:
         certificate = (configuration.cert_file, configuration.key_file) if configuration.cert_file else None
         own = f"Bearer {token}" if token else configuration.get_api_key_with_prefix("BearerToken")
         headers = {"Authorization": own} if own else {}
-        self.server = configuration.host
+        self._server = configuration.host
+        self._trust = {"certificate-authority": configuration.ssl_ca_cert} if configuration.ssl_ca_cert else {}
+        if not configuration.verify_ssl:
+            self._trust = {"insecure-skip-tls-verify": True}
         self._http = httpx.Client(
-            base_url=self.server,
+            base_url=self._server,
             headers=headers,
             verify=verify,
             cert=None if token else certificate,
@@ -82,6 +86,17 @@ class Cluster:
     def as_user(self, token: str) -> "Cluster":
         """The same server with somebody else's bearer token."""
         return Cluster(self.kubeconfig, token)
+
+    def write_kubeconfig(self, file: Path, token: str) -> str:
+        """The path of a kubeconfig for this server and somebody else's bearer token."""
+        entries = {
+            "clusters": {"cluster": {"server": self._server, **self._trust}},
+            "users": {"user": {"token": token}},
+            "contexts": {"context": {"cluster": "tier", "user": "tier"}},
+        }
+        document = {section: [{"name": "tier", **entry}] for section, entry in entries.items()}
+        file.write_text(json.dumps({"apiVersion": "v1", "kind": "Config", "current-context": "tier", **document}))
+        return str(file)
 
     def close(self) -> None:
         self._http.close()

@@ -87,6 +87,8 @@ def simulated_nodes(cluster: Cluster, program: str, folder: Path) -> Iterator[No
         program,
         f"--kubeconfig={cluster.kubeconfig}",
         f"--config={stages}",
+        # Without leases KWOK writes a node's status too seldom, and the node counts as lost after a while.
+        "--node-lease-duration-seconds=40",
         "--manage-all-nodes=false",
         f"--manage-nodes-with-annotation-selector={ANNOTATION}={OWNER}",
         "--cidr=10.200.0.0/16",
@@ -100,10 +102,11 @@ def simulated_nodes(cluster: Cluster, program: str, folder: Path) -> Iterator[No
         cluster.wait("nodes are Ready", "Node", "", lambda found: all(node_is_ready(found[name]) for name in NODES))
         yield
     finally:
-        for name in NODES:
-            cluster.delete("Node", "", name)
         process.terminate()
         process.wait(10)
+        for name in NODES:
+            cluster.delete("Node", "", name)
+            cluster.delete("Lease", "kube-node-lease", name)
 
 
 def _make(cluster: Cluster, index: int) -> None:

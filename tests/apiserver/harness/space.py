@@ -1,6 +1,7 @@
 """One namespace and its fleets, as tests look at them."""
 
 import json
+import secrets
 from collections.abc import Callable
 from typing import Any
 
@@ -54,6 +55,11 @@ def pod_is_ready(pod: Body) -> bool:
     return "deletionTimestamp" not in pod["metadata"] and condition(pod, "Ready").get("status") == "True"
 
 
+def roster_of(members: Body) -> Body:
+    """The roster in a fleet's ConfigMap."""
+    return dict(json.loads(members["data"][MEMBERS_KEY]))
+
+
 class Fleet:
     """A fleet in the cluster."""
 
@@ -78,8 +84,7 @@ class Fleet:
         return {pod["metadata"]["name"]: pod for pod in found}
 
     def roster(self) -> Body:
-        stored = self.cluster.get("ConfigMap", self.namespace, naming.members_name(self.name))
-        return dict(json.loads(stored["data"][MEMBERS_KEY]))
+        return roster_of(self.cluster.get("ConfigMap", self.namespace, naming.members_name(self.name)))
 
     def child_uids(self) -> dict[str, str]:
         """``Kind/name`` -> UID of everything that belongs to the fleet."""
@@ -134,6 +139,13 @@ class Fleet:
 def _counts(body: Body) -> tuple[int, int, int]:
     status = body["status"]
     return status["replicas"], status["readyReplicas"], status["updatedReplicas"]
+
+
+def make_namespace(cluster: Cluster, purpose: str) -> str:
+    """The name of a new namespace; it begins with the purpose."""
+    name = f"{purpose}-{secrets.token_hex(3)}"
+    cluster.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    return name
 
 
 class Space:

@@ -30,6 +30,7 @@ def test_children_are_filtered_by_the_server_and_nodes_are_not(runtime):
     assert ("", "v1", "nodes") not in selectors
     assert settings.persistence.finalizer == "rolloutfleet.io/operator"
     assert settings.scanning.disabled
+    assert settings.background.instant_exit_timeout == 2.0
 
 
 def test_there_are_daemons_and_no_change_handlers(runtime):

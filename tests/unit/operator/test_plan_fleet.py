@@ -91,6 +91,12 @@ def test_the_oldest_weightsync_that_stays_is_active(sync, now):
     assert plan_active([]) is None
 
 
+def test_of_weightsyncs_made_in_one_second_the_one_that_has_the_turn_keeps_it(sync):
+    active = sync("b", status={"conditions": [{"type": "Active", "status": "True"}]})
+    waiting = sync("a", status={"conditions": [{"type": "Active", "status": "False"}, {"type": "Ready", "status": "True"}]})
+    assert plan_active([waiting, active]) is active
+
+
 def test_a_weightsync_that_takes_over_starts_from_what_the_fleet_has(sync):
     assert plan_floor(sync("a"), 4, 7) == (4, 7)
     assert plan_floor(sync("a", floor_epoch=9, floor_version=7), 4, 7) is None

@@ -164,8 +164,8 @@ def test_the_order_in_which_a_user_writes_arguments_does_not_matter(render):
 
 
 def test_a_dotted_argument_never_takes_the_next_one_for_its_value(render):
-    args = container(render(engine={"args": {"hf-overrides.x": "", "hf-overrides.y": "2", "enforce-eager": ""}}))["args"]
-    assert args[-3:] == ["--enforce-eager", "--hf-overrides.x=", "--hf-overrides.y=2"]
+    pod = render(engine={"args": {"hf-overrides.x": "", "hf-overrides.y": "2", "enforce-eager": ""}})
+    assert container(pod)["args"][-3:] == ["--enforce-eager", "--hf-overrides.x=", "--hf-overrides.y=2"]
 
 
 def test_the_sync_server_may_take_its_time_to_end(identity, images, make_spec):

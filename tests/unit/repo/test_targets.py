@@ -15,7 +15,7 @@ DOCUMENTS = sorted(
 )
 EXPECTED = {
     *("help", "setup", "lint", "format", "generate", "verify", "lock", "wheels", "images", "clean", "proof"),
-    *("test", "test-unit", "test-contract", "test-chart", "test-apiserver", "test-cluster"),
+    *("test", "test-unit", "test-contract", "test-engines", "test-chart", "test-apiserver", "test-cluster"),
     *("cluster-up", "cluster-down", "demo", "demo-down"),
 }
 

@@ -27,7 +27,7 @@ def member(engine: int, ranks: int = 1) -> Member:
 
 
 def opened(**fields: object) -> OpenSession:
-    return OpenSession.model_validate({"trainer": "t", "rendezvous": Rendezvous(host="h", port=1)} | fields)
+    return OpenSession.model_validate({"trainer": "t", "rendezvous": Rendezvous(host="10.1.1.1", port=1)} | fields)
 
 
 def ledger(*environments: dict[str, str], nccl: tuple[str, ...] = ("", "", "")):

@@ -97,9 +97,10 @@ class FleetUnderFire(RuleBasedStateMachine):
     def the_roster_arrives(self):
         self.sim.apply(RosterChanged(self.sim.roster))
 
-    @rule(index=pick, answer=st.booleans())
-    def a_cache_is_stubborn(self, index: int, answer: bool):
-        self.sim.workers[index % self.sim.engines].cache_answer = answer
+    @rule(index=pick, answer=st.booleans(), fails=st.booleans())
+    def a_cache_is_stubborn(self, index: int, answer: bool, fails: bool):
+        worker = self.sim.workers[index % self.sim.engines]
+        worker.cache_answer, worker.cache_fails = answer, fails
 
     @precondition(lambda self: self.sim.transfers)
     @rule(index=pick, whole=st.booleans())
@@ -189,6 +190,8 @@ class FleetUnderFire(RuleBasedStateMachine):
         for engine in self.sim.workers.values():
             if engine.serves:
                 assert engine.weights is not None, f"{engine.name} serves a mixture"
+                assert not engine.vllm.stale_cache, f"{engine.name} serves with the cache of other weights"
+                assert not engine.vllm.paused, f"{engine.name} takes requests and is paused for ever"
                 version, digest = engine.weights
                 assert version == engine.fence.version
                 assert self.sim.published.get(version) == digest, f"{engine.name} serves unpublished {engine.weights}"
@@ -240,7 +243,7 @@ class FleetUnderFire(RuleBasedStateMachine):
         sim = self.sim
         sim.transfers = [(c, e) for c, e in sim.transfers if sim.find(c.pod_uid) is e]
         for engine in sim.workers.values():
-            engine.cache_answer = True
+            engine.cache_answer, engine.cache_fails = True, False
         self.the_roster_arrives()
         for _ in range(12):
             while sim.transfers:

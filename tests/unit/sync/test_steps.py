@@ -3,7 +3,8 @@
 import pytest
 
 from fakes.engine import FakeEngine
-from fakes.simulation import MANIFEST, Simulation
+from fakes.simulation import DEADLINES, MANIFEST, Simulation
+from rolloutfleet.contract.addresses import control_base, generation_base
 from rolloutfleet.contract.policy import CachePolicy, RefitPolicy, Transport
 from rolloutfleet.contract.problems import ProblemCode, ProblemError
 from rolloutfleet.contract.trainer import Phase
@@ -12,8 +13,9 @@ from rolloutfleet_operator.api.weightsync import WeightSyncStatus
 from rolloutfleet_sync.protocol import events
 from rolloutfleet_sync.protocol.commands import PublishStatus, WriteCommit, WriteIntent
 from rolloutfleet_sync.protocol.machine import may_publish, next_wakeup
-from rolloutfleet_sync.protocol.record import Intent, IntentMember, Record
-from rolloutfleet_sync.protocol.view import control_base, generation_base, judge_readiness, phase_of, summarize_status
+from rolloutfleet_sync.protocol.model import Verb
+from rolloutfleet_sync.protocol.record import Intent, Record
+from rolloutfleet_sync.protocol.view import judge_readiness, phase_of, summarize_status
 
 
 @pytest.fixture
@@ -79,7 +81,8 @@ def test_the_epoch_rises_above_what_any_worker_has_seen(sim: Simulation):
 
 
 def sim_admit(sim: Simulation, epoch: int):
-    return Admit(fleet_uid="fleet-uid", pod_uid=sim.workers[1].member.pod_uid, epoch=epoch, version=0)
+    worker = sim.workers[1]
+    return Admit(fleet_uid="fleet-uid", pod_uid=worker.member.pod_uid, instance=worker.instance, epoch=epoch, version=0)
 
 
 @pytest.mark.scenario("F46")
@@ -232,30 +235,165 @@ def test_a_trainer_that_takes_over_waits_for_the_abort_and_then_goes_on(sim: Sim
     assert sim.view("r2").phase is Phase.FORMING
 
 
-def test_members_that_received_different_bytes_are_not_committed_by_a_successor(sim: Simulation):
+def receive_all(sim: Simulation) -> None:
+    """Every engine holds the version whole; the trainer has not said what it sent."""
+    sim.sent[sim.view().epoch, sim.view().version] = "bytes"
+    while sim.transfers or sim.answers:
+        sim.end_transfer() if sim.transfers else sim.deliver_answer()
+
+
+def test_what_every_member_holds_whole_is_not_committed_by_a_successor(sim: Simulation):
     sim.open_session()
     begin(sim)
-    sim.workers[1].corrupts = True
-    sim.sent[1, 1] = "bytes"
-    while sim.transfers:
-        sim.end_transfer()
+    receive_all(sim)
+    assert all(worker.fence.state is WorkerState.RECEIVED for worker in sim.workers.values())
     sim.restart_sync()
     sim.settle()
-    assert sim.state.version == 0
+    assert (sim.state.version, sim.stored.version) == (0, 0)
+    assert sim.state.record.intent is None
     assert all(worker.fence.state is WorkerState.DIRTY for worker in sim.workers.values())
+    sim.open_session("s2")
+    assert sim.run_refit(1, "r2", "s2").phase is Phase.COMPLETE
 
 
-def test_a_successor_gives_up_on_members_that_never_answer(sim: Simulation):
+def test_a_successor_answers_trainers_although_members_of_the_old_refit_are_silent(sim: Simulation):
     sim.open_session()
     begin(sim)
     sim.cut = {worker.name for worker in sim.workers.values()}
     sim.restart_sync()
-    assert judge_readiness(sim.state).reason == "Recovering"
-    for _ in range(70):
-        sim.advance(1.0)
-        sim.settle()
-    assert sim.state.recovery is None
+    sim.settle()
     assert judge_readiness(sim.state).reason == "AnswersTrainers"
+    sim.open_session("s2")
+
+
+def test_the_committed_version_of_an_earlier_attempt_is_not_taken_for_the_committed_one(sim: Simulation):
+    sim.open_session()
+    begin(sim)
+    receive_all(sim)
+    stray = sim.workers.pop(1)
+    sim.engines = 1
+    sim.apply(events.RosterChanged(sim.roster))
+    sim.calls = [call for call in sim.calls if call.pod_uid != stray.member.pod_uid]
+    sim.settle()
+    assert sim.run_refit(1, "r2").phase is Phase.COMPLETE
+    assert stray.fence.state is WorkerState.RECEIVED
+    sim.workers[1], sim.engines = stray, 2
+    sim.apply(events.RosterChanged(sim.roster))
+    for _ in range(5):
+        sim.settle()
+        sim.advance(1.0)
+    assert stray.fence.state is WorkerState.DIRTY
+
+
+def test_a_pod_that_comes_during_a_refit_never_serves_the_old_version_beside_the_new_one(sim: Simulation):
+    sim.open_session()
+    begin(sim)
+    sim.workers[2], sim.engines = sim.new_engine(2), 3
+    sim.apply(events.RosterChanged(sim.roster))
+    sim.settle()
+    sim.advance(2.0)
+    sim.settle()
+    assert sim.workers[2].fence.admitted is None
+    sim.send()
+    while sim.transfers or sim.answers:
+        sim.end_transfer() if sim.transfers else sim.deliver_answer()
+    sim.end_write()
+    sim.cut.add(sim.workers[2].name)
+    for _ in range(30):
+        sim.settle()
+        sim.advance(1.0)
+    assert sim.view().phase is Phase.COMPLETE
+    assert not sim.workers[2].serves
+    sim.cut.clear()
+    sim.advance(2.0)
+    sim.settle()
+    assert sim.workers[2].fence.admitted == 1
+    assert not sim.workers[2].serves
+
+
+def test_a_pod_that_came_during_a_refit_serves_once_the_refit_has_failed(sim: Simulation):
+    sim.open_session()
+    begin(sim)
+    sim.workers[2], sim.engines = sim.new_engine(2), 3
+    sim.apply(events.RosterChanged(sim.roster))
+    sim.settle()
+    sim.fail()
+    sim.settle()
+    sim.advance(2.0)
+    sim.settle()
+    assert sim.workers[2].serves
+
+
+def test_engines_get_the_whole_deadline_however_long_the_commit_took_to_write(sim: Simulation):
+    sim.open_session()
+    begin(sim)
+    receive_all(sim)
+    sim.tell_sent()
+    sim.advance(DEADLINES.committing_seconds - 0.5)
+    sim.end_write()
+    commits = [call for call in sim.calls if call.verb is Verb.COMMIT]
+    assert len(commits) == 2
+    assert all(call.seconds >= DEADLINES.committing_seconds for call in commits)
+    receive = next(call for name, call in sim.workers[0].calls if name == "Receive")
+    whole_wait = DEADLINES.verifying_seconds + 2 * DEADLINES.committing_seconds + DEADLINES.resuming_seconds
+    assert receive.hold_seconds == whole_wait
+
+
+def test_a_member_that_gives_a_received_version_up_ends_the_refit_before_the_commit(sim: Simulation):
+    sim.open_session()
+    begin(sim)
+    receive_all(sim)
+    worker = sim.workers[1]
+    worker.fence = worker.fence.aborted("it waited too long")
+    sim.advance(1.0)
+    sim.settle()
+    sim.advance(1.0)
+    sim.settle()
+    view = sim.view()
+    assert view.phase is Phase.FAILED
+    assert view.problem.member == worker.name
+    assert view.problem.message.startswith(
+        f"{worker.name} no longer holds version 1: it is Dirty (version 1 was received"
+    )
+    assert sim.stored.version == 0
+
+
+def test_a_container_that_restarts_between_commit_and_resume_is_no_success(sim: Simulation):
+    sim.open_session()
+    begin(sim)
+    receive_all(sim)
+    sim.tell_sent()
+    sim.end_write()
+    while not any(call.verb is Verb.RESUME for call in sim.calls):
+        sim.deliver_call() if sim.calls else sim.deliver_answer()
+    old = sim.workers[1]
+    fresh = sim.workers[1] = FakeEngine(old.member, instance="restarted")
+    call = next(call for call in sim.calls if call.pod_uid == old.member.pod_uid and call.verb is Verb.RESUME)
+    sim.calls.remove(call)
+    sim.apply(events.CallAnswered(call.call, fresh.report()))
+    sim.settle()
+    view = sim.view()
+    assert view.phase is Phase.FAILED
+    assert view.problem.code is ProblemCode.MEMBER_ABSENT
+    assert "instance i2 became restarted" in view.problem.message
+
+
+@pytest.mark.parametrize("fault", ["denied", "error"])
+def test_an_engine_whose_cache_was_not_reset_stays_fenced_until_the_next_refit(sim: Simulation, fault: str):
+    stubborn = sim.workers[1]
+    stubborn.cache_answer, stubborn.cache_fails = fault != "denied", fault == "error"
+    sim.open_session()
+    view = sim.run_refit(1)
+    assert (view.phase, view.problem.code) == (Phase.FAILED, ProblemCode.CACHE_NOT_RESET)
+    assert view.result.members == (sim.workers[0].name,)
+    for _ in range(5):
+        sim.advance(5.0)
+        sim.settle()
+    assert stubborn.fence.state is WorkerState.DIRTY
+    assert sim.verbs().count("commit") == 2
+    stubborn.cache_answer, stubborn.cache_fails = True, False
+    assert sim.run_refit(2, "r2").phase is Phase.COMPLETE
+    assert stubborn.serves
 
 
 def test_the_status_says_what_the_schema_knows(sim: Simulation):
@@ -270,10 +408,8 @@ def test_the_status_says_what_the_schema_knows(sim: Simulation):
 
 
 def test_an_intent_survives_its_storage_and_ends_with_its_commit():
-    member = IntentMember(pod_name="p", pod_uid="u", instance="i/1")
-    intent = Intent(epoch=3, version=2, members=(member,))
+    intent = Intent(epoch=3, version=2)
     stored = Record(epoch=3, version=1, intent=intent).model_dump(mode="json", by_alias=True)
-    assert stored["intent"]["members"] == ["p/u/i/1"]
     assert Record.model_validate(stored).intent == intent
     assert Record.model_validate(stored | {"version": 2}).intent is None
 

@@ -23,6 +23,17 @@ def test_the_first_error_that_is_not_a_consequence_is_the_cause():
             "vllm serve: error: unrecognized arguments: --no-such=1",
         ),
         (["OSError: /models/none is not a local folder"], "OSError: /models/none is not a local folder"),
+        (
+            [
+                "pydantic_core.ValidationError: 1 validation error for ModelConfig",
+                "  Value error, max_model_len (9) is greater than 8. [type=value_error, input_value=ArgsKwargs(())]",
+            ],
+            "pydantic_core.ValidationError: 1 validation error for ModelConfig Value error, max_model_len (9) is greater than 8.",
+        ),
+        (
+            ["vllm.v1.engine.exceptions.EngineDeadError: See above."],
+            "vllm.v1.engine.exceptions.EngineDeadError: See above.",
+        ),
         (["Killed", ""], "Killed"),
         ([], "no output"),
     ],

@@ -18,6 +18,7 @@ from vllm.model_executor.model_loader.reload.sanitize import restore_layer_refs
 from vllm.model_executor.model_loader.reload.utils import get_tensor_load_numel
 
 from rolloutfleet.contract.manifest import Manifest, TensorSpec
+from rolloutfleet_worker.rank.expert_names import ExpertNames
 
 _LOADER_ERRORS = (AssertionError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
 _MOST_FAULTS = 50
@@ -47,11 +48,14 @@ def check_manifest(model: torch.nn.Module, vllm_config: Any, manifest: Manifest)
         if len(faults.extra) + len(faults.misshapen) >= _MOST_FAULTS:
             return faults
         specs = [spec for spec in specs if spec is not culprit]
+    experts = ExpertNames(shadow)
+    faults.extra += [spec.name for spec in specs if spec.name not in trace.read and experts.is_unknown(spec.name)]
     faults.consumed = {
         spec.name: trace.read.get(spec.name, 0) for spec in specs if trace.read.get(spec.name, 0) != spec.elements
     }
     refused = {sentence.split()[1] for sentence in faults.misshapen}
-    faults.missing = _missing(shadow, vllm_config.model_config, trace, manifest, refused)[:_MOST_FAULTS]
+    faults.missing = _missing(shadow, vllm_config.model_config, trace, manifest, refused, experts)[:_MOST_FAULTS]
+    faults.misshapen += _short_experts(shadow, trace, manifest, experts)
     return faults
 
 
@@ -187,6 +191,7 @@ def _missing(
     trace: _Trace,
     manifest: Manifest,
     refused: set[str],
+    experts: ExpertNames,
 ) -> list[str]:
     """Checkpoint names that would fill what nothing was copied into."""
     given = {spec.name for spec in manifest.tensors}
@@ -198,6 +203,9 @@ def _missing(
             continue
         if tied and name.rpartition(".")[0].endswith("lm_head"):
             continue
+        if experts.names(name):
+            missing += experts.absent(name, given)
+            continue
         owner, _, leaf = name.rpartition(".")
         parent, _, module = owner.rpartition(".")
         names = [f"{parent}.{part}.{leaf}" for part in packed.get(module, [])] or [name]
@@ -205,3 +213,20 @@ def _missing(
         if absent or not refused.intersection(names):
             missing += absent or [f"part of {name}"]
     return sorted(set(missing))
+
+
+def _short_experts(shadow: torch.nn.Module, trace: _Trace, manifest: Manifest, experts: ExpertNames) -> list[str]:
+    """Tensors that leave a part of fused experts without weights; vLLM's loader takes them for experts that it has padded."""
+    specs = {spec.name: spec for spec in manifest.tensors}
+    faults = []
+    for name, parameter in shadow.named_parameters():
+        if trace.written_elements(name) >= get_tensor_load_numel(parameter) or experts.absent(name, specs.keys()):
+            continue
+        given = [specs[tensor] for tensor in sorted(experts.names(name) & specs.keys())]
+        largest = max((spec.elements for spec in given), default=0)
+        short = [spec for spec in given if spec.elements < largest] or given
+        faults += [
+            f"tensor {spec.name} has shape {list(spec.shape)}, which fills only part of {name} {list(parameter.shape)}"
+            for spec in short
+        ]
+    return faults[:_MOST_FAULTS]
