@@ -18,6 +18,7 @@ from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
 from pydantic import ValidationError
 
+from rolloutfleet.contract.applying import APPLY_TYPE, apply_body
 from rolloutfleet.contract.members import Roster
 from rolloutfleet.contract.names import GROUP, MEMBERS_KEY
 from rolloutfleet_sync.log import logger
@@ -69,7 +70,7 @@ class Api:
         method: str,
         path: str,
         query: Mapping[str, str] | None = None,
-        body: Mapping[str, Any] | None = None,
+        body: Mapping[str, Any] | bytes | None = None,
         content_type: str = "application/json",
         seconds: float = REQUEST_SECONDS,
     ) -> aiohttp.ClientResponse:
@@ -218,7 +219,7 @@ class WeightSyncStatus:
         }
         query = {"fieldManager": FIELD_MANAGER, "force": "true"}
         response = await self._api.request(
-            "PATCH", f"{self._path}/status", query, body, content_type="application/apply-patch+yaml"
+            "PATCH", f"{self._path}/status", query, apply_body(body), content_type=APPLY_TYPE
         )
         self._note(await response.json())
 

@@ -23,6 +23,7 @@ from localcluster.gobuild import find_program
 from localcluster.paths import find_paths
 from localcluster.state import read_state
 
+
 def launcher(*arguments: str) -> None:
     """Runs the local cluster's command line, its progress shown."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "dev")}

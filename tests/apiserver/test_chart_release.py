@@ -168,7 +168,9 @@ def test_the_account_of_the_chart_suffices_for_all_that_a_fleet_needs(release: R
     )
     fleet.patch(suspend=True)
     fleet.await_condition("Ready", "False", "Suspended")
-    cluster.wait("a new token", "Secret", namespace, lambda state: "data" in state["granted-token"], name="granted-token")
+    cluster.wait(
+        "a new token", "Secret", namespace, lambda state: "data" in state["granted-token"], name="granted-token"
+    )
     fleet.patch(suspend=False)
     fleet.await_ready(2)
     fleet.delete()
@@ -215,7 +217,9 @@ def test_a_missing_permission_ends_the_operator_with_its_name(release: Release):
     pods = next(rule for rule in FLEET_RULES if rule.resource == "pods")
     rules = release.cluster.get("ClusterRole", "", f"{RELEASE}-operator")["rules"]
     fewer = [
-        {**rule, "verbs": [verb for verb in rule["verbs"] if verb != "delete"]} if rule["resources"] == ["pods"] else rule
+        {**rule, "verbs": [verb for verb in rule["verbs"] if verb != "delete"]}
+        if rule["resources"] == ["pods"]
+        else rule
         for rule in rules
     ]
     with rules_taken(release, "ClusterRole", f"{RELEASE}-operator", fewer):

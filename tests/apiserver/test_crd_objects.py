@@ -1,8 +1,8 @@
 """Objects as the API server keeps them: defaults, subresources, columns, names."""
 
+import os
 import subprocess
 from collections.abc import Iterator
-import os
 
 import pytest
 
@@ -125,7 +125,12 @@ def test_tables_of_weightsyncs_show_who_works_for_whom(space: Space):
     spec = {"fleetRef": {"name": "demo"}, "trainer": {}}
     body = {"apiVersion": "rolloutfleet.io/v1alpha1", "kind": "WeightSync", "metadata": metadata, "spec": spec}
     space.cluster.create(body)
-    active = {"type": "Active", "status": "True", "lastTransitionTime": "2026-01-02T03:04:05Z", "reason": "ServingFleet"}
+    active = {
+        "type": "Active",
+        "status": "True",
+        "lastTransitionTime": "2026-01-02T03:04:05Z",
+        "reason": "ServingFleet",
+    }
     status = {"phase": "Transferring", "epoch": 3, "version": 8, "conditions": [active], "session": {"trainer": "grpo"}}
     space.cluster.merge("WeightSync", space.name, "columns", {"status": status}, "status")
     table = space.cluster.call("GET", path_of("WeightSync", space.name, "columns"), accept=TABLE)

@@ -10,7 +10,7 @@ import yaml
 
 from apiserver.harness.api import Body, Cluster, Refused, path_of
 from apiserver.harness.process import CRD_FOLDER
-from rolloutfleet_operator.api.arguments import SHADOWED
+from rolloutfleet_operator.api.arguments import RESERVED_ENV, SHADOWED
 
 FLEET, SYNC = "RolloutFleet", "WeightSync"
 
@@ -118,6 +118,17 @@ REJECTIONS = [
         "engine.env: ROLLOUTFLEET_MODEL begins with ROLLOUTFLEET_, which belongs to the operator; choose another name",
         {"engine": {"env": [{"name": "ROLLOUTFLEET_MODEL", "value": "x"}]}},
         field="spec.engine.env[0].name",
+    ),
+    *(
+        Rejection(
+            FLEET,
+            ".spec.engine.env[].name",
+            f"engine.env: {name} is not for users to set: {advice}",
+            f"engine.env: {name} is not for users to set: {advice}",
+            {"engine": {"env": [{"name": name, "value": "1"}]}},
+            field="spec.engine.env[0].name",
+        )
+        for name, advice in sorted(RESERVED_ENV.items())
     ),
     Rejection(
         FLEET,
@@ -295,7 +306,12 @@ def test_what_breaks_no_rule_is_accepted(cluster: Cluster, case: str):
         (FLEET, {"refit": {"pause": "Now"}}, "spec.refit.pause", 'supported values: "Keep", "Wait", "Abort"'),
         (FLEET, model(source={"hostPath": {"path": "m"}}), "spec.model.source.hostPath.path", "should match '^/.*$'"),
         (FLEET, {"suspend": "yes"}, "spec.suspend", 'must be of type boolean: "string"'),
-        (FLEET, {"engine": {"args": {f"a{n}": "" for n in range(65)}}}, "spec.engine.args", "must have at most 64 items"),
+        (
+            FLEET,
+            {"engine": {"args": {f"a{n}": "" for n in range(65)}}},
+            "spec.engine.args",
+            "must have at most 64 items",
+        ),
         (FLEET, {"engine": {"env": [{"name": "A"}] * 2}}, "spec.engine.env[1]", '{"name":"A"}'),
         (SYNC, {"fleetRef": {"name": "a" * 41}}, "spec.fleetRef.name", "may not be more than 40 bytes"),
         (SYNC, {"floor": {"epoch": -1}}, "spec.floor.epoch", "should be greater than or equal to 0"),
@@ -324,7 +340,9 @@ def test_a_tensor_parallel_size_below_one_cannot_be_stored(cluster: Cluster, ten
         (SYNC, {}, {"spec.fleetRef", "spec.trainer"}),
     ],
 )  # fmt: skip
-def test_one_answer_names_every_required_key_that_is_missing(cluster: Cluster, kind: str, spec: Body, missing: set[str]):
+def test_one_answer_names_every_required_key_that_is_missing(
+    cluster: Cluster, kind: str, spec: Body, missing: set[str]
+):
     manifest = body(kind, {}) | {"spec": spec}
     required = {where for where, told in refusal(cluster, manifest).causes if told == "Required value"}
     assert required == missing

@@ -111,7 +111,9 @@ def test_an_engine_that_fails_again_and_again_stalls_the_fleet_in_its_own_words(
     }  # fmt: skip
     space.cluster.merge("Pod", space.name, "failing-0-0-0", {"status": {"containerStatuses": [status]}}, "status")
     told = fleet.await_condition("Stalled", "True", "EngineFailing")["message"]
-    assert told == "pod failing-0-0-0 was restarted 2 times: exit code 1: ValueError: no such model; 0 of 1 engines serve"
+    assert (
+        told == "pod failing-0-0-0 was restarted 2 times: exit code 1: ValueError: no such model; 0 of 1 engines serve"
+    )
     fleet.patch(engine={"image": IMAGE})
     fleet.await_ready(1)
     assert says(fleet.body(), "Stalled", "False")
@@ -183,7 +185,9 @@ def test_engines_of_the_old_image_stay_while_the_first_new_one_is_not_ready(spac
     assert "2 of 3 engines still have an older revision" in condition(body, "Ready")["message"]
     # A pass of its own: what serves is let alone by it too.
     fleet.patch(template={"terminationGracePeriodSeconds": 1})
-    fleet.await_that("another pass", lambda found: found["status"]["observedGeneration"] > body["metadata"]["generation"])
+    fleet.await_that(
+        "another pass", lambda found: found["status"]["observedGeneration"] > body["metadata"]["generation"]
+    )
     pods = fleet.await_pods(lambda pods: len(pods) == 3 and pods)
     assert {name: pod["metadata"]["uid"] for name, pod in pods.items() if pod_is_ready(pod)} == old
     fleet.patch(engine={"image": SECOND_IMAGE})
@@ -224,7 +228,9 @@ def test_a_child_deleted_by_hand_comes_back(space: Space, kind: str):
         f"every {kind} is back",
         kind,
         space.name,
-        lambda state: sorted(state) == names and not set(before.values()) & {b["metadata"]["uid"] for b in state.values()},
+        lambda state: (
+            sorted(state) == names and not set(before.values()) & {b["metadata"]["uid"] for b in state.values()}
+        ),
         selector=fleet.selector,
     )
     fleet.await_ready(1)

@@ -51,8 +51,10 @@ def test_engines_that_have_no_node_are_counted(space: Space):
     fleet = space.make_fleet("crowd", replicas=len(NODES) + 1, parallelism={"tensor": GPUS})
     told = fleet.await_that(
         "all nodes are full",
-        lambda found: says(found, "PlacementSatisfied", "False", "Unschedulable")
-        and found["status"]["readyReplicas"] == len(NODES),
+        lambda found: (
+            says(found, "PlacementSatisfied", "False", "Unschedulable")
+            and found["status"]["readyReplicas"] == len(NODES)
+        ),
     )
     message = condition(told, "PlacementSatisfied")["message"]
     assert message.endswith(f"; {len(NODES)} of {len(NODES) + 1} engines have a node")

@@ -11,7 +11,7 @@ from apiserver.harness.space import CHILD_KINDS, Space
 
 WINDOW_SECONDS = 30.0
 WRITES = frozenset({"POST", "PUT", "PATCH", "APPLY", "DELETE", "DELETECOLLECTION"})
-_SAMPLE = re.compile(r'^apiserver_request_total\{(?P<labels>[^}]*)\} (?P<count>[0-9.e+]+)$', re.MULTILINE)
+_SAMPLE = re.compile(r"^apiserver_request_total\{(?P<labels>[^}]*)\} (?P<count>[0-9.e+]+)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 HEARTBEATS = frozenset({"leases", "nodes", "events"})
 """Resources that parties of the cluster itself write now and then; our own events and Lease are looked at one by one."""

@@ -16,7 +16,7 @@ from apiserver.harness.syncjob import SyncJobStandIn
 Launch = Callable[..., OperatorProcess]
 
 SEED_VARIABLE = "ROLLOUTFLEET_TEST_SEED"
-LIVES = 8
+LIVES = 12
 LONGEST_LIFE_SECONDS = 1.5
 IMAGES = (IMAGE, "registry.example/worker:2", "registry.example/worker:3")
 
@@ -142,7 +142,9 @@ def test_a_refit_under_way_does_not_notice_that_the_operator_died(
         operator = launch()
         operator.await_lease()
         fleet.await_that("the refit is seen", lambda body: body["status"]["weights"]["target"] == 7)
-        assert owned_by_the_sync_job(space.cluster.get("WeightSync", space.name, "refit")) == owned_by_the_sync_job(word)
+        assert owned_by_the_sync_job(space.cluster.get("WeightSync", space.name, "refit")) == owned_by_the_sync_job(
+            word
+        )
 
         def go_on(phase: str = phase) -> None:
             nonlocal word

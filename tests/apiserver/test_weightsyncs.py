@@ -128,8 +128,10 @@ def test_what_the_sync_job_reports_becomes_the_fleets_and_only_rises(space: Spac
         "an event about the refit that failed",
         "Event",
         space.name,
-        lambda events: "refit to version 5 failed while Transferring at rising-0-0-0: the deadline passed"
-        in {event["message"] for event in events.values() if event["reason"] == "RefitFailed"},
+        lambda events: (
+            "refit to version 5 failed while Transferring at rising-0-0-0: the deadline passed"
+            in {event["message"] for event in events.values() if event["reason"] == "RefitFailed"}
+        ),
     )
     fleet.delete()
 

@@ -4,7 +4,6 @@ import json
 import threading
 
 import pytest
-
 from tests.cluster.conftest import LiveFleet
 
 PROMPT = "The fleet is"
@@ -72,7 +71,7 @@ def test_a_replaced_engine_gets_no_traffic_before_it_holds_the_fleets_version(fl
 def test_an_engine_whose_core_dies_is_not_ready_and_starts_again(fleet: LiveFleet):
     pod = fleet.pods()[1]
     name = pod["metadata"]["name"]
-    kill = "for p in /proc/[0-9]*; do grep -q VLLM::EngineCore $p/cmdline && kill -9 ${p#/proc/}; done; true"
+    kill = "for p in /proc/[0-9]*; do grep -q VLLM::[E]ngineCore $p/cmdline && kill -9 ${p#/proc/}; done; true"
     fleet.stage.kubectl("exec", name, "--", "sh", "-c", kill)
     fleet.await_that("the pod is not ready", lambda: not ready(_pod(fleet, name)), 60)
     restarted = fleet.await_that("its container starts again", lambda: _restarted(fleet, name), 120)

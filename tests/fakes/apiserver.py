@@ -6,6 +6,8 @@ from typing import Any
 
 from aiohttp import web
 
+from rolloutfleet.contract.applying import APPLY_TYPE
+
 SYNC = "/apis/rolloutfleet.io/v1alpha1/namespaces/ns/weightsyncs/f"
 CONFIGMAPS = "/api/v1/namespaces/ns/configmaps"
 
@@ -56,7 +58,7 @@ class FakeApiServer:
     async def _patch(self, request: web.Request) -> web.Response:
         self.requests.append("PATCH")
         assert request.query["fieldManager"] == "rolloutfleet-sync"
-        assert request.headers["Content-Type"] == "application/apply-patch+yaml"
+        assert request.headers["Content-Type"] == APPLY_TYPE
         body = await request.json()
         if body["metadata"]["resourceVersion"] != str(self.version):
             return web.json_response({"message": "the object has been modified"}, status=409)

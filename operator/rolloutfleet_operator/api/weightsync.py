@@ -1,6 +1,5 @@
 """``WeightSync``: one run of a fleet's sync job, and what it reports."""
 
-
 from pydantic import Field
 
 from rolloutfleet.contract.trainer import Phase

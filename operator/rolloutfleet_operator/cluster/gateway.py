@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 import aiohttp
 from kubernetes.aio import client, config
 
+from rolloutfleet.contract.applying import APPLY_TYPE, apply_body
 from rolloutfleet_operator import naming
 from rolloutfleet_operator.cluster.answers import refusal
 from rolloutfleet_operator.cluster.kinds import ObjectRef, collection_path
@@ -22,7 +23,6 @@ RETRY_DELAYS_SECONDS = (0.2, 1.0)
 _JSON = "application/json"
 _WRITER = {"fieldManager": naming.FIELD_MANAGER, "fieldValidation": "Strict"}
 """Strict: a field that the server does not know is an error, where it would silently be dropped otherwise."""
-_APPLY = "application/apply-patch+yaml"
 
 
 class Gateway:
@@ -76,7 +76,7 @@ class Gateway:
         ref = ObjectRef.of(manifest)
         query = _WRITER | {"force": "true" if force else "false"}
         return await self.call(
-            "PATCH", ref.path(subresource), str(ref), query=query, body=manifest, content_type=_APPLY
+            "PATCH", ref.path(subresource), str(ref), query=query, body=apply_body(manifest), content_type=APPLY_TYPE
         )
 
     async def replace(self, manifest: Mapping[str, Any]) -> Body:
@@ -101,7 +101,7 @@ class Gateway:
         what: str,
         *,
         query: Mapping[str, str] | None = None,
-        body: Mapping[str, Any] | None = None,
+        body: Mapping[str, Any] | bytes | None = None,
         content_type: str = _JSON,
     ) -> Body:
         """The answer to one request; ``what`` names it in errors. Requests are safe to repeat: names and UIDs are given."""
@@ -121,7 +121,7 @@ class Gateway:
         path: str,
         what: str,
         query: Mapping[str, str],
-        body: Mapping[str, Any] | None,
+        body: Mapping[str, Any] | bytes | None,
         content_type: str,
     ) -> Body:
         headers = {"Accept": _JSON, "Content-Type": content_type, "User-Agent": naming.FIELD_MANAGER}

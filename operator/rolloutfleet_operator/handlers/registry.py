@@ -37,7 +37,7 @@ from rolloutfleet_operator.plan.observe import (
 )
 from rolloutfleet_operator.plan.observed import FleetBrief, WeightSync
 from rolloutfleet_operator.reconcile.loop import drive_fleet
-from rolloutfleet_operator.reconcile.runtime import Runtime
+from rolloutfleet_operator.reconcile.runtime import FleetKey, Runtime
 from rolloutfleet_operator.reconcile.weightsyncs import drive_weightsync, hand_over, sync_wake_key
 from rolloutfleet_operator.status.conditions import Event
 
@@ -122,13 +122,29 @@ class Handlers:
         if self._runtime.wakes.changed(body["metadata"]["uid"], core):
             self._runtime.wakes.wake((namespace, name))
 
-    async def _wake_weightsync(self, body: Body, event: Mapping[str, Any], **_: Any) -> None:
-        """A WeightSync's event wakes its fleet, unless nothing but our own condition has changed."""
+    async def _wake_weightsync(self, body: Body, event: Mapping[str, Any], **kwargs: Any) -> None:
+        """A WeightSync's event wakes its fleet, unless nothing but our own condition has changed.
+
+        One that is being deleted is held up until its fleet has taken its version over: kopf lets go of the object only when this handler
+        has ended. Not in the daemon, since there is none for an object that was deleted while no operator ran.
+        """
         payload = None if event["type"] == "DELETED" else _without_own_condition(observe_weightsync(body))
+        key = weightsync_key(body)
         if self._runtime.wakes.changed(body["metadata"]["uid"], payload):
-            key = weightsync_key(body)
             self._runtime.wakes.wake(key)
             self._runtime.wakes.wake(sync_wake_key(*key))
+        if payload is not None and payload.terminating and naming.FINALIZER in body["metadata"].get("finalizers", ()):
+            await self._hand_over(key, body, kwargs["fleets"])
+
+    async def _hand_over(self, key: FleetKey, body: Body, fleets: Mapping[Any, Any]) -> None:
+        def look() -> tuple[WeightSync, FleetBrief | None]:
+            return observe_weightsync(body), observe_brief(key, {"fleets": fleets})
+
+        try:
+            await hand_over(self._runtime, *key, look)
+        except TimeoutError:
+            fields = {"namespace": key[0], "fleet": key[1], "weightsync": body["metadata"]["name"]}
+            log.warning("WeightSync went before its fleet took over its version", extra={"fields": fields})
 
     async def _wake_everyone(self, body: Body, event: Mapping[str, Any], **_: Any) -> None:
         """A node's event concerns every fleet, when its resources have changed."""
@@ -156,13 +172,6 @@ class Handlers:
 
         ref = ObjectRef(naming.SYNC_KIND, namespace, name)
         await drive_weightsync(self._runtime, ref, key[1], look, stopped)
-        if kopf.DaemonStoppingReason.RESOURCE_DELETED in stopped.reason:
-            try:
-                await hand_over(self._runtime, *key, look)
-            except TimeoutError:
-                log.warning(
-                    "WeightSync went before its fleet took over its version", extra={"fields": {"object": str(ref)}}
-                )
 
     def _indexes(self, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         names = ["pods", "jobs", "weightsyncs", "fleets", *(f"children-{kind}" for kind in kinds.CHILD_KINDS)]

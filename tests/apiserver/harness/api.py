@@ -233,9 +233,13 @@ class Cluster:
         raise AssertionError(f"{what}: not within {seconds:g} s; {kind} in {namespace or 'the cluster'}: {shown}")
 
     def await_gone(self, kind: str, namespace: str, name: str = "", *, selector: str = "", seconds: float = SECONDS):
-        self.wait("nothing left", kind, namespace, lambda state: not state, selector=selector, name=name, seconds=seconds)
+        self.wait(
+            "nothing left", kind, namespace, lambda state: not state, selector=selector, name=name, seconds=seconds
+        )
 
 
 def _brief(body: Body) -> Body:
-    metadata = {k: v for k, v in body["metadata"].items() if k in ("deletionTimestamp", "finalizers", "generation", "uid")}
+    metadata = {
+        k: v for k, v in body["metadata"].items() if k in ("deletionTimestamp", "finalizers", "generation", "uid")
+    }
     return {"metadata": metadata, "status": body.get("status", {})}

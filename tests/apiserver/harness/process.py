@@ -54,7 +54,9 @@ class OperatorProcess:
             self._ended = True
             self._grown.notify_all()
 
-    def await_record(self, what: str, true: Callable[[dict[str, Any]], Any], seconds: float = SECONDS) -> dict[str, Any]:
+    def await_record(
+        self, what: str, true: Callable[[dict[str, Any]], Any], seconds: float = SECONDS
+    ) -> dict[str, Any]:
         """The first log record for which ``true`` holds, logged already or to come."""
         seen = 0
 
@@ -102,7 +104,9 @@ class OperatorProcess:
     def troubles(self) -> list[dict[str, Any]]:
         """What was logged above information, and whatever was not a log record."""
         levels = {"WARNING", "ERROR", "CRITICAL"}
-        return [r for r in self.records if str(r.get("level", "")).upper() in levels] + [{"line": n} for n in self.noise]
+        return [r for r in self.records if str(r.get("level", "")).upper() in levels] + [
+            {"line": n} for n in self.noise
+        ]
 
     def tail(self) -> str:
         lines = [json.dumps(record) for record in self.records[-25:]] + self.noise[-25:]

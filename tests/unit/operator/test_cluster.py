@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from rolloutfleet.contract.applying import APPLY_TYPE
 from rolloutfleet_operator.cluster import gateway as gateway_module
 from rolloutfleet_operator.cluster.access import FLEET_RULES, LEASE_RULES, NODE_RULES, check_access, check_served
 from rolloutfleet_operator.cluster.answers import refusal
@@ -119,7 +120,7 @@ class TestGateway:
         assert "dryRun=All" in create_url
         assert "/pods/x/status?" in apply_url
         assert "force=false" in apply_url
-        assert headers["Content-Type"] == "application/apply-patch+yaml"
+        assert headers["Content-Type"] == APPLY_TYPE
 
     async def test_a_server_that_is_away_is_asked_again(self, without_pauses):
         api = FakeApi((503, b"", {}), (0, ConnectionResetError("gone"), {}), (200, b'{"a": 1}', {}))

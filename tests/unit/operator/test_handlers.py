@@ -1,5 +1,6 @@
 """kopf's side: what is watched, what wakes whom, what the process is told."""
 
+import asyncio
 import dataclasses
 import json
 import logging
@@ -12,6 +13,7 @@ from rolloutfleet_operator.handlers.indexes import index_child, index_node, inde
 from rolloutfleet_operator.handlers.registry import Handlers
 from rolloutfleet_operator.handlers.settings import configure
 from rolloutfleet_operator.logs import JsonFormatter, TextFormatter
+from rolloutfleet_operator.plan.observe import observe_fleet
 from rolloutfleet_operator.reconcile.weightsyncs import sync_wake_key
 
 LABELS = {"rolloutfleet.io/fleet": "demo", "rolloutfleet.io/role": "leader"}
@@ -105,6 +107,17 @@ class TestWakes:
         assert await self.tell(handlers._wake_weightsync, fleet_flag, raw("s", spec=spec))
         assert not await self.tell(handlers._wake_weightsync, fleet_flag, raw("s", spec=spec, status=active))
         assert await self.tell(handlers._wake_weightsync, fleet_flag, raw("s", spec=spec, status={"version": 1}))
+
+    async def test_a_weightsync_that_goes_is_held_up_until_its_fleet_has_its_version(self, handlers, fleet_flag):
+        metadata = {"deletionTimestamp": "2026-01-02T03:05:00Z", "finalizers": ["rolloutfleet.io/operator"]}
+        going = raw("s", metadata=metadata, spec={"fleetRef": {"name": "demo"}}, status={"epoch": 2, "version": 5})
+        fleets = {("rl", "demo"): [observe_fleet(self.fleet())]}
+        handling = asyncio.create_task(handlers._wake_weightsync(body=going, event={"type": None}, fleets=fleets))
+        await asyncio.wait_for(fleet_flag.wait(), 5)
+        assert not handling.done()
+        fleets["rl", "demo"] = [observe_fleet(self.fleet(weights={"epoch": 2, "version": 5}))]
+        await handlers._wake_fleet(body=self.fleet(weights={"epoch": 2, "version": 5}), event={"type": "MODIFIED"})
+        await asyncio.wait_for(handling, 5)
 
     async def test_a_child_wakes_its_fleet_when_something_that_matters_changes(self, handlers, fleet_flag):
         def observe(body):

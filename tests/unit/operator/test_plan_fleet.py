@@ -93,7 +93,9 @@ def test_the_oldest_weightsync_that_stays_is_active(sync, now):
 
 def test_of_weightsyncs_made_in_one_second_the_one_that_has_the_turn_keeps_it(sync):
     active = sync("b", status={"conditions": [{"type": "Active", "status": "True"}]})
-    waiting = sync("a", status={"conditions": [{"type": "Active", "status": "False"}, {"type": "Ready", "status": "True"}]})
+    waiting = sync(
+        "a", status={"conditions": [{"type": "Active", "status": "False"}, {"type": "Ready", "status": "True"}]}
+    )
     assert plan_active([waiting, active]) is active
 
 
