@@ -31,7 +31,7 @@ def launcher(*arguments: str) -> None:
 
 
 @pytest.fixture(scope="session")
-def kubeconfig() -> Iterator[str]:
+def kubeconfig(pytestconfig: pytest.Config) -> Iterator[str]:
     """The cluster in KUBECONFIG, unless it looks like production; else a local one without kubelets, gone at the end."""
     paths = find_paths(os.environ)
     try:
@@ -41,16 +41,23 @@ def kubeconfig() -> Iterator[str]:
     if given is not None:
         yield given.kubeconfig
         return
-    state = read_state(paths)
-    if state is not None:
-        kind = "a cluster with real nodes" if state.kubelets else "an older cluster"
-        print(f"\n{kind} runs in {paths.state}; these tests need its ports, so it is taken down", file=sys.stderr)
-        launcher("down")
+    capture = pytestconfig.pluginmanager.getplugin("capturemanager")
     try:
-        launcher("up", "--without-kubelets")
+        # Builds may take minutes: their progress is for whoever waits.
+        with capture.global_and_fixture_disabled():
+            state = read_state(paths)
+            if state is not None:
+                kind = "a cluster with real nodes" if state.kubelets else "an older cluster"
+                print(
+                    f"\n{kind} is in {paths.state}, and these tests need its ports: it is taken down", file=sys.stderr
+                )
+                launcher("down")
+            launcher("up", "--without-kubelets")
+            find_program(paths, "kwok", os.environ)
         yield str(paths.kubeconfig)
     finally:
-        launcher("down")
+        with capture.global_and_fixture_disabled():
+            launcher("down")
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from apiserver.harness.api import MERGE, Body, Cluster, Refused, path_of
+from apiserver.harness.api import MERGE, Body, Cluster, RefusedError, path_of
 from apiserver.harness.space import Space, fleet_manifest
 from localcluster.gobuild import find_program
 from localcluster.paths import find_paths
@@ -98,7 +98,7 @@ def test_the_scale_subresource_reads_and_sets_replicas(space: Space, stored: Bod
     path = path_of("RolloutFleet", space.name, "probe", "scale")
     space.cluster.call("PATCH", path, {"spec": {"replicas": 5}}, MERGE)
     assert space.cluster.get("RolloutFleet", space.name, "probe")["spec"]["replicas"] == 5
-    with pytest.raises(Refused, match="should be less than or equal to 1000"):
+    with pytest.raises(RefusedError, match="should be less than or equal to 1000"):
         space.cluster.call("PATCH", path, {"spec": {"replicas": 1001}}, MERGE)
 
 
@@ -152,7 +152,7 @@ def test_a_status_of_an_unknown_phase_is_refused(space: Space, stored: Body):
     spec = {"fleetRef": {"name": "demo"}, "trainer": {}}
     body = {"apiVersion": "rolloutfleet.io/v1alpha1", "kind": "WeightSync", "metadata": metadata, "spec": spec}
     space.cluster.create(body)
-    with pytest.raises(Refused, match="Unsupported value"):
+    with pytest.raises(RefusedError, match="Unsupported value"):
         space.cluster.merge("WeightSync", space.name, "phases", {"status": {"phase": "Dreaming"}}, "status")
 
 

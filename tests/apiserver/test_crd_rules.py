@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from apiserver.harness.api import Body, Cluster, Refused, path_of
+from apiserver.harness.api import Body, Cluster, RefusedError, path_of
 from apiserver.harness.process import CRD_FOLDER
 from rolloutfleet_operator.api.arguments import RESERVED_ENV, SHADOWED
 
@@ -240,8 +240,8 @@ def rules_of(node: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str
             yield from rules_of(node[key], path + mark)
 
 
-def refusal(cluster: Cluster, manifest: Body) -> Refused:
-    with pytest.raises(Refused) as caught:
+def refusal(cluster: Cluster, manifest: Body) -> RefusedError:
+    with pytest.raises(RefusedError) as caught:
         cluster.create(manifest, dryRun="All", fieldValidation="Strict")
     return caught.value
 
@@ -266,7 +266,7 @@ def test_a_rule_refuses_in_its_own_words_and_alone(cluster: Cluster, case: Rejec
         stored = cluster.create(body(case.kind, case.before, case.name))
         refused["metadata"]["resourceVersion"] = stored["metadata"]["resourceVersion"]
         try:
-            with pytest.raises(Refused) as caught:
+            with pytest.raises(RefusedError) as caught:
                 cluster.call("PUT", path_of(case.kind, "default", case.name), refused)
         finally:
             cluster.delete(case.kind, "default", case.name)
@@ -359,8 +359,8 @@ def test_an_unknown_field_is_refused_where_fields_are_checked_strictly(cluster: 
     answer = refusal(cluster, body(FLEET, spec))
     assert answer.code == 400
     shown = field.replace(".0.", "[0].")
-    assert answer.message == f'RolloutFleet in version "v1alpha1" cannot be handled as a RolloutFleet: ' \
-        f'strict decoding error: unknown field "spec.{shown}"'  # fmt: skip
+    told = f'strict decoding error: unknown field "spec.{shown}"'
+    assert answer.message == f'RolloutFleet in version "v1alpha1" cannot be handled as a RolloutFleet: {told}'
 
 
 def test_unknown_parts_of_a_pods_volume_are_kept(cluster: Cluster):

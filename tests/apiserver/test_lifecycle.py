@@ -1,5 +1,7 @@
 """A fleet from its creation to its end, as its conditions, pods and children tell it."""
 
+import json
+
 import pytest
 
 from apiserver.harness.api import Body
@@ -58,17 +60,29 @@ def test_the_address_of_every_engine_that_serves_is_published(space: Space):
         "sync": f"http://addresses-sync.{tail}:8080",
         "engines": [f"http://addresses-{n}-0-0.addresses-engines.{tail}:8000" for n in range(2)],
     }
-    ready = {
-        endpoint["targetRef"]["name"]
-        for piece in space.cluster.list("EndpointSlice", space.name, "kubernetes.io/service-name=addresses")
-        for endpoint in piece["endpoints"]
-        if endpoint["conditions"]["ready"]
-    }
-    assert ready == {"addresses-0-0-0", "addresses-1-0-0"}
+    space.cluster.wait(
+        "the Service leads to both",
+        "EndpointSlice",
+        space.name,
+        lambda state: ready_targets(state) == {"addresses-0-0-0", "addresses-1-0-0"},
+        selector="kubernetes.io/service-name=addresses",
+    )
     set_ready(fleet, "addresses-1-0-0", ready=False)
     left = fleet.await_that("one engine", lambda found: len(found["status"]["endpoints"]["engines"]) == 1)
     assert left["status"]["endpoints"]["engines"] == [f"http://addresses-0-0-0.addresses-engines.{tail}:8000"]
+    space.cluster.wait(
+        "the Service leads to one",
+        "EndpointSlice",
+        space.name,
+        lambda state: ready_targets(state) == {"addresses-0-0-0"},
+        selector="kubernetes.io/service-name=addresses",
+    )
     fleet.delete()
+
+
+def ready_targets(pieces: dict[str, Body]) -> set[str]:
+    endpoints = [endpoint for piece in pieces.values() for endpoint in piece.get("endpoints") or ()]
+    return {endpoint["targetRef"]["name"] for endpoint in endpoints if endpoint["conditions"]["ready"]}
 
 
 def set_ready(fleet: Fleet, pod: str, *, ready: bool) -> None:
@@ -306,5 +320,5 @@ def test_a_fleet_made_again_under_its_name_starts_afresh(space: Space):
 
 
 def test_the_operator_had_nothing_to_complain_about(operator: OperatorProcess):
-    unexpected = [r for r in operator.troubles() if r.get("reason") not in ("Blocked", "Conflict")]
-    assert unexpected == []
+    unexpected = [record for record in operator.troubles() if record.get("reason") not in ("Blocked", "Conflict")]
+    assert not unexpected, json.dumps(unexpected)

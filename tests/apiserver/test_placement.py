@@ -104,7 +104,13 @@ def test_an_object_of_somebody_else_is_neither_taken_nor_deleted(space: Space, k
     managers = {entry["manager"] for entry in kept["metadata"].get("managedFields", ())}
     assert "rolloutfleet-operator" not in managers
     space.cluster.delete(kind, space.name, name)
-    space.cluster.await_gone(kind, space.name, name)
+    space.cluster.wait(
+        "it is gone",
+        kind,
+        space.name,
+        lambda state: foreign["metadata"]["uid"] not in {body["metadata"]["uid"] for body in state.values()},
+        name=name,
+    )
     fleet.patch(template={"terminationGracePeriodSeconds": 1})
     fleet.await_ready(1)
     fleet.delete()

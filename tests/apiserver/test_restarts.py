@@ -16,7 +16,7 @@ from apiserver.harness.syncjob import SyncJobStandIn
 Launch = Callable[..., OperatorProcess]
 
 SEED_VARIABLE = "ROLLOUTFLEET_TEST_SEED"
-LIVES = 12
+LIVES = 8
 LONGEST_LIFE_SECONDS = 1.5
 IMAGES = (IMAGE, "registry.example/worker:2", "registry.example/worker:3")
 

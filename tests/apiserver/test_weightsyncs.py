@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from apiserver.harness.api import Body, Cluster, Refused, path_of
+from apiserver.harness.api import Body, Cluster, RefusedError, path_of
 from apiserver.harness.process import OperatorProcess
 from apiserver.harness.space import Fleet, Space, condition, says
 from apiserver.harness.syncjob import SyncJobStandIn
@@ -220,7 +220,7 @@ def sync_account(space: Space) -> Cluster:
 
 def test_a_sync_pod_may_write_its_own_weightsyncs_status_and_nothing_else(space: Space, sync_account: Cluster):
     def refused(method: str, path: str, body: Body | None = None, content_type: str = "application/json") -> bool:
-        with pytest.raises(Refused) as caught:
+        with pytest.raises(RefusedError) as caught:
             sync_account.call(method, path, body, content_type)
         return caught.value.code == 403
 
@@ -248,7 +248,7 @@ def test_a_weightsync_that_takes_a_fleets_standing_name_is_a_conflict(space: Spa
     told = fleet.await_condition("Stalled", "True", "OwnershipConflict")["message"]
     assert told == "WeightSync contested names fleet someone-else, and fleet contested needs that name; delete it"
     space.cluster.delete("WeightSync", space.name, "contested")
-    space.cluster.await_gone("WeightSync", space.name, "contested")
+    await_active(space, "contested", "True", "ServingFleet")
     fleet.patch(template={"terminationGracePeriodSeconds": 1})
     fleet.await_ready(1)
     fleet.delete()

@@ -14,19 +14,31 @@ def ready(pod: dict) -> bool:
 
 
 def test_an_unknown_model_path_ends_in_a_condition_that_names_it(make_fleet):
-    fleet = make_fleet("no-model", replicas=1, model__source={"hostPath": {"path": "/var/lib/rolloutfleet/models/nowhere"}})
-    stuck = fleet.await_that("Ready names the path", lambda: _says(fleet, "Ready", "/var/lib/rolloutfleet/models/nowhere"), 180)
+    fleet = make_fleet(
+        "no-model", replicas=1, model__source={"hostPath": {"path": "/var/lib/rolloutfleet/models/nowhere"}}
+    )
+    stuck = fleet.await_that(
+        "Ready names the path", lambda: _says(fleet, "Ready", "/var/lib/rolloutfleet/models/nowhere"), 180
+    )
     assert stuck["status"] == "False"
 
 
 def test_an_argument_that_vllm_refuses_ends_in_its_own_words(make_fleet):
     fleet = make_fleet("bad-argument", replicas=1, engine__args={"no-such-argument": "1"})
-    stalled = fleet.await_that("Stalled names the argument", lambda: _says(fleet, "Stalled", "--no-such-argument", "True"), 180)
+    stalled = fleet.await_that(
+        "Stalled names the argument", lambda: _says(fleet, "Stalled", "--no-such-argument", "True"), 180
+    )
     assert stalled["reason"] == "EngineFailing"
 
 
 def test_more_tensor_parallel_than_any_node_has_ends_in_both_numbers(make_fleet):
-    fleet = make_fleet("too-wide", replicas=1, parallelism__tensor=16, placement__gpuResource="nvidia.com/gpu", refit__transport="Native")
+    fleet = make_fleet(
+        "too-wide",
+        replicas=1,
+        parallelism__tensor=16,
+        placement__gpuResource="nvidia.com/gpu",
+        refit__transport="Native",
+    )
     placement = fleet.await_that("no node fits", lambda: _says(fleet, "PlacementSatisfied", "16"), 60)
     assert placement["status"] == "False"
     assert placement["reason"] == "NoNodeFits"
@@ -58,8 +70,12 @@ def test_a_replaced_engine_gets_no_traffic_before_it_holds_the_fleets_version(fl
     assert weights["status"] == "False"
     survivor = next(pod for pod in fleet.pods() if ready(pod))
     assert fleet.generate(survivor, PROMPT)[1] == version
-    endpoints = json.loads(fleet.stage.kubectl("get", "endpointslices", "-l", f"kubernetes.io/service-name={fleet.name}", "-o", "json"))
-    serving = {a for s in endpoints["items"] for e in s["endpoints"] if e["conditions"]["ready"] for a in e["addresses"]}
+    endpoints = json.loads(
+        fleet.stage.kubectl("get", "endpointslices", "-l", f"kubernetes.io/service-name={fleet.name}", "-o", "json")
+    )
+    serving = {
+        a for s in endpoints["items"] for e in s["endpoints"] if e["conditions"]["ready"] for a in e["addresses"]
+    }
     assert serving == {survivor["status"]["podIP"]}
     after = fleet.refit(seed=52, prompt=[PROMPT])
     fleet.await_ready()
@@ -69,13 +85,17 @@ def test_a_replaced_engine_gets_no_traffic_before_it_holds_the_fleets_version(fl
 
 @pytest.mark.scenario("F72")
 def test_an_engine_whose_core_dies_is_not_ready_and_starts_again(fleet: LiveFleet):
+    fleet.refit(seed=60)
     pod = fleet.pods()[1]
     name = pod["metadata"]["name"]
     kill = "for p in /proc/[0-9]*; do grep -q VLLM::[E]ngineCore $p/cmdline && kill -9 ${p#/proc/}; done; true"
     fleet.stage.kubectl("exec", name, "--", "sh", "-c", kill)
     fleet.await_that("the pod is not ready", lambda: not ready(_pod(fleet, name)), 60)
     restarted = fleet.await_that("its container starts again", lambda: _restarted(fleet, name), 120)
-    assert "vLLM ended" in restarted["lastState"]["terminated"]["message"] or "rank" in restarted["lastState"]["terminated"]["message"]
+    assert (
+        "vLLM ended" in restarted["lastState"]["terminated"]["message"]
+        or "rank" in restarted["lastState"]["terminated"]["message"]
+    )
     fleet.await_that("it is up and stale", lambda: _stale_pod(fleet, ""), 180)
     fleet.refit(seed=61)
     fleet.await_ready()
@@ -89,13 +109,15 @@ def test_an_operator_killed_in_mid_refit_changes_nothing_for_the_refit(fleet: Li
     refits = threading.Thread(target=lambda: answers.extend(fleet.refit(seed=seed) for seed in (71, 72, 73)))
     refits.start()
     for _ in range(3):
-        stage.kubectl("delete", "pod", "-n", "rolloutfleet-system", "-l", "app.kubernetes.io/name=rolloutfleet", "--grace-period=0", "--force")
+        selector = ("-n", "rolloutfleet-system", "-l", "app.kubernetes.io/name=rolloutfleet")
+        stage.kubectl("delete", "pod", *selector, "--grace-period=0", "--force")
         stage.kubectl("rollout", "status", "deployment", "-n", "rolloutfleet-system", "--timeout=120s")
     refits.join(240)
     versions = [answer["result"]["version"] for answer in answers]
     assert len(versions) == 3
     fleet.await_that(
-        "the fleet's status has the last version", lambda: fleet.body()["status"].get("weights", {}).get("version") == versions[-1]
+        "the fleet's status has the last version",
+        lambda: fleet.body()["status"].get("weights", {}).get("version") == versions[-1],
     )
     fleet.await_ready()
     assert [pod["metadata"]["uid"] for pod in fleet.pods()] == pods

@@ -1,26 +1,50 @@
-"""Fleets on this machine, one a module, so that four engine starts serve all tests."""
+"""A fleet on this machine for each module that wants one: four engine starts serve all tests."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from typing import Any
 
 import pytest
 from tests.engines.hostfleet import HostFleet
-from tests.engines.tinymodels import write_model
-from transformers import PreTrainedConfig
+from tests.engines.tinymodels import BUCKETED, EXPERTS, TIED, write_model
 
-StartFleet = Callable[..., HostFleet]
+import rolloutfleet
+
+FLEETS: Mapping[str, dict[str, Any]] = {
+    "test_experts": {"config": EXPERTS},
+    "test_one_fleet": {"config": BUCKETED, "engines": 2},
+    "test_tensor_parallel": {"config": TIED, "ranks": 2},
+}
+"""By the name of the module."""
+
+
+@pytest.fixture(scope="session")
+def launched(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, HostFleet]]:
+    """The fleets of the modules in this run, coming up side by side: one start keeps one core busy."""
+    wanted = sorted({item.path.stem for item in request.session.items} & FLEETS.keys())
+    fleets: dict[str, HostFleet] = {}
+    with ExitStack() as stack:
+        for name in wanted:
+            folder = tmp_path_factory.mktemp(name)
+            shape = dict(FLEETS[name])
+            fleets[name] = HostFleet(folder, write_model(folder / "model", shape.pop("config")), **shape)
+            stack.callback(fleets[name].close)
+        yield fleets
 
 
 @pytest.fixture(scope="module")
-def start_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartFleet]:
-    fleets: list[HostFleet] = []
+def fleet(request: pytest.FixtureRequest, launched: dict[str, HostFleet]) -> Iterator[HostFleet]:
+    """The module's fleet, all engines Ready."""
+    fleet = launched[request.path.stem]
+    fleet.start()
+    yield fleet
+    fleet.close()
 
-    def start(config: PreTrainedConfig, **shape: int) -> HostFleet:
-        folder: Path = tmp_path_factory.mktemp("fleet")
-        fleets.append(HostFleet(folder, write_model(folder / "model", config), **shape))
-        fleets[-1].start()
-        return fleets[-1]
 
-    yield start
-    for fleet in fleets:
-        fleet.close()
+@pytest.fixture
+def trainer(fleet: HostFleet) -> Iterator[rolloutfleet.Fleet]:
+    """This process as a trainer, for one test."""
+    with fleet.connect() as connected:
+        yield connected

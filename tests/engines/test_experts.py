@@ -1,29 +1,15 @@
 """A mixture of experts, whose CPU kernel packs its weights, under the names of memory and those of checkpoints."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
-from tests.engines.conftest import StartFleet
 from tests.engines.hostfleet import SOON_SECONDS, HostFleet
 from tests.engines.refitting import assert_generates, refit
-from tests.engines.tinymodels import EXPERTS, checkpoint_tensors, make_model, named_tensors
+from tests.engines.tinymodels import checkpoint_tensors, make_model, named_tensors
 
 import rolloutfleet
 
 GATE_UP = "model.layers.0.mlp.experts.gate_up_proj"
 ONE_EXPERT = "model.layers.1.mlp.experts.5.up_proj.weight"
-
-
-@pytest.fixture(scope="module")
-def fleet(start_fleet: StartFleet) -> HostFleet:
-    return start_fleet(EXPERTS)
-
-
-@pytest.fixture
-def trainer(fleet: HostFleet) -> Iterator[rolloutfleet.Fleet]:
-    with fleet.connect() as connected:
-        yield connected
 
 
 @pytest.mark.row("B16")

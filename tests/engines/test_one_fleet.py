@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.engines.conftest import StartFleet
 from tests.engines.hostfleet import SOON_SECONDS, HostFleet, Launched, await_that
 from tests.engines.refitting import PROMPTS, TOKENS, assert_generates, refit
-from tests.engines.tinymodels import BUCKETED, make_model, named_tensors
+from tests.engines.tinymodels import make_model, named_tensors
 
 import rolloutfleet
 from rolloutfleet.buckets import plan_buckets
@@ -24,17 +23,6 @@ from rolloutfleet.weights import NamedTensors
 
 REPOSITORY = Path(__file__).parents[2]
 TRANSFER_SECONDS = 5
-
-
-@pytest.fixture(scope="module")
-def fleet(start_fleet: StartFleet) -> HostFleet:
-    return start_fleet(BUCKETED, engines=2)
-
-
-@pytest.fixture
-def trainer(fleet: HostFleet) -> Iterator[rolloutfleet.Fleet]:
-    with fleet.connect() as connected:
-        yield connected
 
 
 @pytest.mark.row("A35")

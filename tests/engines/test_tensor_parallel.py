@@ -1,26 +1,12 @@
 """Two ranks and tied embeddings: each rank takes its share, and the packed copy of the head follows the embedding."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
-from tests.engines.conftest import StartFleet
 from tests.engines.hostfleet import SOON_SECONDS, HostFleet
 from tests.engines.refitting import assert_generates, refit
-from tests.engines.tinymodels import TIED, make_model, named_tensors
+from tests.engines.tinymodels import make_model, named_tensors
 
 import rolloutfleet
-
-
-@pytest.fixture(scope="module")
-def fleet(start_fleet: StartFleet) -> HostFleet:
-    return start_fleet(TIED, ranks=2)
-
-
-@pytest.fixture
-def trainer(fleet: HostFleet) -> Iterator[rolloutfleet.Fleet]:
-    with fleet.connect() as connected:
-        yield connected
 
 
 @pytest.mark.row("A36")

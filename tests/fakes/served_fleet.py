@@ -43,6 +43,7 @@ class SmallEngine:
         self.engine = engine
         self.wire = wire
         self.version = self.epoch = 0
+        self.version_in_flight = 0
         self.admitted: int | None = None
         self.state = WorkerState.SERVING
         self.digest = "initial"
@@ -96,7 +97,7 @@ class SmallEngine:
         return self.report()
 
     async def _receive(self, body: dict) -> ReceiveReport:
-        self.state = WorkerState.RECEIVING
+        self.state, self.version_in_flight = WorkerState.RECEIVING, body["version"]
         manifest = Manifest.model_validate(body["manifest"])
         digest = await asyncio.to_thread(self.wire.receive, self._group, self._rank, manifest)
         self.digest, self.state = digest.hexdigest(), WorkerState.RECEIVED
@@ -112,7 +113,7 @@ class SmallEngine:
 
     async def _commit(self, body: dict) -> CommitReport:
         self.version = self.admitted = body["version"]
-        self.state = WorkerState.PAUSED
+        self.state, self.version_in_flight = WorkerState.PAUSED, 0
         return CommitReport(version=self.version, cache_reset=True)
 
     async def _resume(self, body: dict) -> WorkerReport:
@@ -142,6 +143,7 @@ class SmallEngine:
             state=self.state,
             epoch=self.epoch,
             version=self.version,
+            version_in_flight=self.version_in_flight,
             admitted=self.admitted,
             devices=("cpu",),
         )
@@ -183,7 +185,7 @@ class ServedFleet:
         self.policy = RefitPolicy(transport=Transport.GLOO, deadlines=RefitDeadlines(forming_seconds=60))
         self.timing = Timing(poll=0.02, heartbeat=0.1, retry=0.05, lease=30.0)
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         self.engines = [self.run(self._engine(number)) for number in range(2)]
         self._status = MemoryStatus()

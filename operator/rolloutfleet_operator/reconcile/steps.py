@@ -79,7 +79,10 @@ async def apply_turns(runtime: Runtime, view: FleetView) -> None:
         condition = active_condition(sync, judge_turn(sync, view.active, view.fleet.name), runtime.now())
         if condition is not None:
             status = render_active_status(sync.name, view.fleet.namespace, condition)
-            await runtime.gateway.apply(status, force=True, subresource="status")
+            try:
+                await runtime.gateway.apply(status, force=True, subresource="status")
+            except NotFoundError:
+                continue  # it went since the watches told of it
 
 
 async def apply_sync_job(runtime: Runtime, view: FleetView) -> None:

@@ -41,7 +41,7 @@ _PREFIXES = {
 }
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """The API server said no; ``causes`` are (field, message) pairs, sorted."""
 
     def __init__(self, code: int, answer: Mapping[str, Any]) -> None:
@@ -115,13 +115,13 @@ class Cluster:
         accept: str = "application/json",
         **query: str,
     ) -> Body:
-        """The decoded answer; raises Refused."""
+        """The decoded answer; raises RefusedError."""
         headers = {"Content-Type": content_type, "Accept": accept}
         content = None if body is None else json.dumps(body)
         answer = self._http.request(method, path, params=query, content=content, headers=headers)
         decoded = answer.json() if answer.content else {}
         if answer.status_code >= 300:
-            raise Refused(answer.status_code, decoded)
+            raise RefusedError(answer.status_code, decoded)
         return dict(decoded)
 
     def get(self, kind: str, namespace: str, name: str, subresource: str = "") -> Body:
@@ -131,7 +131,7 @@ class Cluster:
         """The object, None when there is none."""
         try:
             return self.get(kind, namespace, name)
-        except Refused as refusal:
+        except RefusedError as refusal:
             if refusal.code != 404:
                 raise
             return None
@@ -158,7 +158,7 @@ class Cluster:
         body = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background", **options}
         try:
             self.call("DELETE", path_of(kind, namespace, name), body)
-        except Refused as refusal:
+        except RefusedError as refusal:
             if refusal.code != 404:
                 raise
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from apiserver.harness.api import Cluster, Refused
+from apiserver.harness.api import Cluster, RefusedError
 from localcluster.apiclient import node_is_ready
 from localcluster.kwok import ANNOTATION, render_node
 
@@ -114,6 +114,6 @@ def _make(cluster: Cluster, index: int) -> None:
     node["metadata"]["annotations"][ANNOTATION] = OWNER
     try:
         cluster.create(node)
-    except Refused as refusal:
+    except RefusedError as refusal:
         if refusal.code != 409:
             raise

@@ -125,8 +125,8 @@ class Fleet:
             f"{self.name}: pods", "Pod", self.namespace, true, selector=selector or self.leaders, seconds=seconds
         )
 
-    def await_gone(self, seconds: float = SECONDS) -> None:
-        """Returns once neither the fleet nor anything of it is left."""
+    def await_gone(self, seconds: float = 2 * SECONDS) -> None:
+        """Returns once neither the fleet nor anything of it is left; the garbage collector learns of new kinds twice a minute."""
         self.cluster.await_gone("RolloutFleet", self.namespace, self.name, seconds=seconds)
         for kind in CHILD_KINDS:
             self.cluster.await_gone(kind, self.namespace, selector=self.selector, seconds=seconds)

@@ -151,6 +151,8 @@ class MemoryCluster:
     async def apply(self, manifest: dict[str, Any], *, force: bool, subresource: str = "") -> dict[str, Any]:
         ref = ObjectRef.of(manifest)
         self._check(f"apply {subresource}".strip(), ref)
+        if subresource and ref not in self.objects:
+            raise NotFoundError(f"{ref} not found")
         self.writes.append((f"apply {subresource}".strip(), ref.kind, ref.name))
         if ref not in self.objects:
             return self.put(manifest)

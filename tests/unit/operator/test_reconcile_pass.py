@@ -269,6 +269,15 @@ class TestWeightSyncs:
         assert cluster.objects[second]["spec"]["floor"] == {"epoch": 2, "version": 3}
         assert cluster.objects[ObjectRef("Role", "rl", "demo-sync")]["rules"][0]["resourceNames"] == ["demo"]
 
+    async def test_one_that_went_since_the_watches_told_of_it_is_no_error(self, cluster, fleet, settle, run):
+        fleet()
+        await settle()
+        self.put(cluster, "brief", "2030-01-01T00:00:00Z")
+        stale = cluster.observe()
+        del cluster.objects[ObjectRef("WeightSync", "rl", "brief")]
+        cluster.observe = lambda: stale
+        assert (await run()).error is None
+
     async def test_a_name_taken_by_another_fleets_is_a_conflict(self, cluster, fleet, run):
         body = self.put(cluster, "demo", "2025-01-01T00:00:00Z")
         fleet()
