@@ -49,6 +49,7 @@ lock: setup ## write requirements/*.txt anew from pyproject.toml (UPGRADE=1 take
 	@$(LOCK) requirements/bootstrap.in -o requirements/bootstrap.txt
 	@$(LOCK) pyproject.toml -o requirements/operator.txt
 	@$(LOCK) pyproject.toml --group dev -o requirements/dev.txt
+	@$(LOCK) dev/requirements/engine-tests.in -o dev/requirements/engine-tests.txt
 
 .PHONY: wheels
 wheels: setup ## build our wheels into build/wheels; the Dockerfiles copy them
@@ -92,12 +93,13 @@ verify: setup ## fail when a generated file or requirements/*.txt is out of date
 	$(call step,verify: generated files)
 	@$(RUN) -m generate --check .
 	$(call step,verify: requirements)
-	@rm -rf build/lock && mkdir -p build/lock && cp requirements/*.txt build/lock/
+	@rm -rf build/lock && mkdir -p build/lock && cp requirements/*.txt dev/requirements/engine-tests.txt build/lock/
 	@$(LOCK) requirements/bootstrap.in -o build/lock/bootstrap.txt
 	@$(LOCK) pyproject.toml -o build/lock/operator.txt
 	@$(LOCK) pyproject.toml --group dev -o build/lock/dev.txt
-	@for name in bootstrap operator dev; do diff -u requirements/$$name.txt build/lock/$$name.txt \
-		|| { echo "requirements/$$name.txt does not follow from pyproject.toml: run make lock"; exit 1; }; done
+	@$(LOCK) dev/requirements/engine-tests.in -o build/lock/engine-tests.txt
+	@for path in requirements/{bootstrap,operator,dev}.txt dev/requirements/engine-tests.txt; do diff -u $$path build/lock/$${path##*/} \
+		|| { echo "$$path does not follow from pyproject.toml: run make lock"; exit 1; }; done
 	@echo "up to date"
 
 ##@ tests
@@ -152,6 +154,7 @@ test-chart: setup ## the Helm chart, rendered by Helm itself
 .PHONY: test-apiserver
 test-apiserver: setup ## a real API server with simulated nodes
 	$(call step,test: apiserver)
+	@$(RUN) -m localcluster tools
 	@$(TEST) tests/apiserver --proof-tier apiserver
 
 .PHONY: test-cluster

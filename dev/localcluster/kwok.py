@@ -26,6 +26,8 @@ def component(paths: Paths, environment: Mapping[str, str]) -> Component:
         f"--kubeconfig={paths.config / 'kwok.kubeconfig'}",
         "--manage-all-nodes=false",
         f"--manage-nodes-with-annotation-selector={ANNOTATION}=fake",
+        # Without leases of their own the fake nodes turn NotReady after the node monitor's grace period.
+        "--node-lease-duration-seconds=40",
         f"--server-address={LOOPBACK}:{KWOK_PORT}",
         "--cidr=10.200.0.0/16",
         "--node-ip=10.200.0.1",

@@ -9,9 +9,10 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
-from apiserver.harness.api import Cluster
+from apiserver.harness.api import Cluster, RefusedError
 from apiserver.harness.crds import install_crds
 from apiserver.harness.process import ROOT, OperatorProcess, operator_environment
 from apiserver.harness.simulation import NODES, simulated_nodes
@@ -64,7 +65,11 @@ def kubeconfig(pytestconfig: pytest.Config) -> Iterator[str]:
 def admin(kubeconfig: str) -> Iterator[Cluster]:
     """The API server as its administrator sees it."""
     cluster = Cluster(kubeconfig)
-    foreign = [node["metadata"]["name"] for node in cluster.list("Node") if node["metadata"]["name"] not in NODES]
+    try:
+        present = [node["metadata"]["name"] for node in cluster.list("Node")]
+    except (httpx.HTTPError, RefusedError) as error:
+        pytest.exit(f"the API server of {kubeconfig} does not let itself be used: {error}", returncode=2)
+    foreign = [name for name in present if name not in NODES]
     if foreign:
         pytest.exit(
             f"the cluster has nodes of its own ({', '.join(foreign[:3])}): sync pods would run there for real; "
