@@ -13,8 +13,8 @@ WINDOW_SECONDS = 30.0
 WRITES = frozenset({"POST", "PUT", "PATCH", "APPLY", "DELETE", "DELETECOLLECTION"})
 _SAMPLE = re.compile(r"^apiserver_request_total\{(?P<labels>[^}]*)\} (?P<count>[0-9.e+]+)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
-HEARTBEATS = frozenset({"leases", "nodes", "events"})
-"""Resources that parties of the cluster itself write now and then; our own events and Lease are looked at one by one."""
+HEARTBEATS = frozenset({"leases", "nodes", "events", "endpoints", "endpointslices"})
+"""Resources that parties of the cluster itself write in their own time; our own events and Lease are looked at one by one."""
 ASKED = frozenset({"authorization.k8s.io", "authentication.k8s.io"})
 """Groups whose POST is a question."""
 

@@ -40,6 +40,9 @@ _PREFIXES = {
     "WeightSync": ("/apis/rolloutfleet.io/v1alpha1", "weightsyncs"),
 }
 
+BUSY_SECONDS = 30.0
+"""How long the server may answer 429, as it does while it takes up a changed CRD; clients wait as long as it asks."""
+
 
 class RefusedError(Exception):
     """The API server said no; ``causes`` are (field, message) pairs, sorted."""
@@ -118,7 +121,12 @@ class Cluster:
         """The decoded answer; raises RefusedError."""
         headers = {"Content-Type": content_type, "Accept": accept}
         content = None if body is None else json.dumps(body)
-        answer = self._http.request(method, path, params=query, content=content, headers=headers)
+        deadline = time.monotonic() + BUSY_SECONDS
+        while True:
+            answer = self._http.request(method, path, params=query, content=content, headers=headers)
+            if answer.status_code != httpx.codes.TOO_MANY_REQUESTS or time.monotonic() > deadline:
+                break
+            time.sleep(float(answer.headers.get("Retry-After", 1)))
         decoded = answer.json() if answer.content else {}
         if answer.status_code >= 300:
             raise RefusedError(answer.status_code, decoded)
