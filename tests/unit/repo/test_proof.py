@@ -26,6 +26,7 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytes
         path.write_text(text)
     pytester.makeini("[pytest]\nmarkers =\n  row(id)\n  scenario(id)\n")
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests" / "plugins"))
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     return pytester
 
 
