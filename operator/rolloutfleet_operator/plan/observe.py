@@ -25,6 +25,7 @@ def observe_pod(body: Body) -> Pod:
     conditions = {c["type"]: c for c in status.get("conditions") or ()}
     scheduled = conditions.get("PodScheduled", {})
     sandbox = conditions.get("PodReadyToStartContainers", {})
+    sandbox_missing = bool(spec.get("nodeName")) and sandbox.get("status") == "False"
     return Pod(
         name=metadata["name"],
         uid=metadata["uid"],
@@ -43,8 +44,8 @@ def observe_pod(body: Body) -> Pod:
         ranks=_number(metadata.get("annotations") or {}, naming.ANNOTATION_RANKS, default=1),
         container=_container(status.get("containerStatuses") or (), status),
         unschedulable=scheduled.get("message", "") if scheduled.get("status") == "False" else "",
-        sandbox_missing=bool(spec.get("nodeName")) and sandbox.get("status") == "False",
-        mounts=_mounts(spec) if sandbox.get("status") == "False" else "",
+        sandbox_missing=sandbox_missing,
+        mounts=_mounts(spec) if sandbox_missing else "",
     )
 
 

@@ -44,9 +44,9 @@ class Pod:
     unschedulable: str = ""
     """The scheduler's message while it finds no node."""
     sandbox_missing: bool = False
-    mounts: str = ""
-    """While its containers cannot be made yet: what they mount, in words."""
     """Scheduled, but its volumes or its network are not there yet."""
+    mounts: str = ""
+    """While the sandbox is missing: what its containers mount, in words."""
 
     @property
     def dead(self) -> bool:
