@@ -22,13 +22,15 @@ export UV_PYTHON_DOWNLOADS := never
 ENGINES := build/engines
 ENGINES_BIN := $(ENGINES)/bin
 ENGINES_SITE := $(ENGINES)/lib/python3.11/site-packages
-TORCH_TESTS := tests/unit/client/test_digest.py tests/unit/client/test_gloo.py tests/contract/test_client_refit.py
+TORCH_TESTS := $(addprefix tests/unit/client/test_,digest.py gloo.py push.py nccl.py nccl_library.py memory.py colocation.py \
+	sources_sharded.py tiles_copying.py tiles_digesting.py tiles_kernels.py) \
+	tests/unit/benchmarks tests/contract/test_client_refit.py tests/contract/test_client_team.py
 
 step = @printf '\n== %s\n' "$(1)"
 
 .PHONY: help
 help: ## list the targets
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9_-]+:.*## / {printf "  make %-21s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 ##@ environment
 
@@ -165,6 +167,20 @@ test-cluster: wheels ## real kubelets, real vLLM on CPUs, real refits
 .PHONY: proof
 proof: setup ## rows and scenarios that the last run of each tier proved (ROWS=1 lists the open ones)
 	@PYTHONPATH=tests/plugins $(BIN)/python -m proof $(if $(ROWS),--rows)
+
+##@ benchmarks (a GPU; TINY=1 rehearses on CPUs)
+
+BENCHMARKS := refit_colocated refit_dense_7b refit_moe_30b
+# Where vLLM for GPUs is installed, BENCH_PYTHON names its interpreter; the rehearsal takes the CPU build.
+BENCH_PYTHON ?= $(if $(TINY),$(ENGINES_BIN)/python,python3)
+
+.PHONY: bench-refit_colocated bench-refit_dense_7b bench-refit_moe_30b
+bench-refit_colocated: ## trainer and engine on one GPU: refit, pause and serving beside floor and vLLM
+bench-refit_dense_7b: ## 15 GB from one GPU to an engine on another
+bench-refit_moe_30b: ## 61 GB of experts from one GPU to an engine on another
+$(addprefix bench-,$(BENCHMARKS)): $(if $(TINY),engines-env)
+	$(call step,$@)
+	@HF_HUB_OFFLINE=1 PYTHONPATH=client:operator:worker_image:. $(BENCH_PYTHON) -m benchmarks.$(@:bench-%=%)
 
 ##@ a cluster on this machine
 

@@ -27,11 +27,13 @@ if TYPE_CHECKING:
         RolloutFleetError,
         SessionHeld,
         SessionLost,
+        TeamLost,
         Unauthorized,
     )
     from rolloutfleet.fleet import Fleet
     from rolloutfleet.generation import GeneratedText, GeneratedTokens
     from rolloutfleet.sampling import Sampling
+    from rolloutfleet.sources import Shard, ShardedTensors, WeightSource
 
 __version__ = _version("rolloutfleet")
 
@@ -54,7 +56,11 @@ __all__ = [
     "Sampling",
     "SessionHeld",
     "SessionLost",
+    "Shard",
+    "ShardedTensors",
+    "TeamLost",
     "Unauthorized",
+    "WeightSource",
     "__version__",
     "connect",
 ]
@@ -67,6 +73,9 @@ _HOME: Final = {
     "RefitResult": "contract.trainer",
     "RefitView": "contract.trainer",
     "Sampling": "sampling",
+    "Shard": "sources",
+    "ShardedTensors": "sources",
+    "WeightSource": "sources",
     "connect": "connecting",
 }
 

@@ -47,9 +47,9 @@ class Channel:
         """The parsed answer to a GET that the server may hold open for ``held`` seconds."""
         return self._parse(answer, self._send("GET", path, params=query, timeout=self._timeout + held))
 
-    def post(self, path: str, body: BaseModel | None, answer: type[Answer]) -> Answer:
-        """The parsed answer to a POST."""
-        return self._parse(answer, self._send("POST", path, content=_dump(body)))
+    def post(self, path: str, body: BaseModel | None, answer: type[Answer], *, held: float = 0.0) -> Answer:
+        """The parsed answer to a POST that the server may hold open for ``held`` seconds."""
+        return self._parse(answer, self._send("POST", path, content=_dump(body), timeout=self._timeout + held))
 
     def tell(self, path: str, body: BaseModel) -> None:
         """A POST whose answer carries nothing."""

@@ -2,15 +2,28 @@
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from rolloutfleet.channel import Channel, Target, contract_mismatch
 from rolloutfleet.contract.names import CONTRACT_VERSION, SYNC_PORT, TOKEN_FILE
 from rolloutfleet.contract.trainer import FleetView
+from rolloutfleet.delivery import Seat
+from rolloutfleet.devices import working_gpu
 from rolloutfleet.errors import Unauthorized
 from rolloutfleet.fleet import Fleet
+from rolloutfleet.leading import LeadingTrainer
+from rolloutfleet.rank import TrainerRank
+from rolloutfleet.session import STORE_SECONDS, TrainerIdentity
+from rolloutfleet.team import Follower, Leader, form_team
+from rolloutfleet.team.crew import Crew
+from rolloutfleet.team.following import FollowingTrainer
+from rolloutfleet.team.messages import Begin, Connected
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 ENV_TOKEN: Final = "ROLLOUTFLEET_TOKEN"  # noqa: S105 - the variable's name
 ENV_NAMESPACE: Final = "ROLLOUTFLEET_NAMESPACE"
@@ -29,6 +42,7 @@ def connect(
     trainer: str = "",
     advertise: str | None = None,
     take_over: bool = False,
+    team: "ProcessGroup | None" = None,
 ) -> Fleet:
     """A fleet that answered and accepted the token.
 
@@ -38,17 +52,64 @@ def connect(
     the fleet's status. ``advertise`` (``HOST`` or ``HOST:PORT``) is the address of this machine at which workers reach the trainer;
     by default the one that routes to them. ``take_over`` replaces a trainer that still holds the fleet.
 
-    Raises ValueError for an address that is neither, and FleetUnreachable, Unauthorized or ContractMismatch.
+    ``team`` is a ``torch.distributed`` process group of a trainer whose processes send together, each what it holds of the weights; every
+    one of them calls this, and later :meth:`Fleet.refit`. Its rank 0 alone talks to the fleet about refits.
+
+    Raises ValueError for an address that is neither, and FleetUnreachable, Unauthorized, ContractMismatch or TeamLost; in a team, all
+    ranks raise what any of them does.
     """
     target = resolve_target(address, namespace)
-    channel = Channel(target, find_token(target, token, token_file), timeout)
+    url = urlsplit(target.url)
+    end = form_team(team, (url.hostname or "", url.port or SYNC_PORT), timeout)
+    identity = TrainerIdentity(name=trainer, advertise=advertise, take_over=take_over)
     try:
-        view = channel.get("fleet", FleetView)
-        _check_contract(view, target)
+        if isinstance(end, Follower):
+            return _follow(end, lambda: Channel(target, find_token(target, token, token_file), timeout), timeout)
+        return _lead(end, lambda: Channel(target, find_token(target, token, token_file), timeout), identity, timeout)
+    except BaseException:
+        end.close()
+        raise
+
+
+def _lead(end: Leader, open_channel: Callable[[], Channel], identity: TrainerIdentity, timeout: float) -> Fleet:
+    crew = Crew(end)
+    try:
+        channel = open_channel()
+        try:
+            crew.agree(timeout)
+            view = channel.get("fleet", FleetView)
+            _check_contract(view, channel.target)
+        except BaseException:
+            channel.close()
+            raise
+    except BaseException as error:
+        crew.failed(error)
+        raise
+    crew.connected(Connected(view=view))
+    return Fleet(channel, view, LeadingTrainer(channel, identity, crew))
+
+
+def _follow(end: Follower, open_channel: Callable[[], Channel], timeout: float) -> Fleet:
+    trainer = FollowingTrainer(end, lambda begin, gpu: _take_seat(end, begin, gpu))
+    try:
+        channel = open_channel()
+    except Exception as error:
+        trainer.decline(error, timeout)
+        raise
+    try:
+        view = trainer.await_fleet(timeout)
     except BaseException:
         channel.close()
         raise
-    return Fleet(channel, view, trainer=trainer, advertise=advertise, take_over=take_over)
+    return Fleet(channel, view, trainer)
+
+
+def _take_seat(end: Follower, begin: Begin, gpu: int | None) -> TrainerRank:
+    """A seat of a rank other than 0 in a session; raises as :func:`rolloutfleet.transport.store.connect_store`."""
+    from rolloutfleet.transport.store import connect_store
+
+    store = connect_store(begin.rendezvous.host, begin.rendezvous.port, STORE_SECONDS)
+    return TrainerRank(Seat(store=store, session=begin.session, rank=end.rank, ranks=end.ranks, gpu=working_gpu(gpu)))
 
 
 def _check_contract(view: FleetView, target: Target) -> None:

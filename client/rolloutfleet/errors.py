@@ -81,6 +81,12 @@ class RefitFailed(RolloutFleetError):  # noqa: N818
         super().__init__(message, problem=problem)
 
 
+class TeamLost(RolloutFleetError):  # noqa: N818
+    """A process of the trainer's team is gone or does not answer, so that the team cannot refit any more."""
+
+    hint = "Start the trainer's processes again, make a new process group, and connect() with it."
+
+
 class GenerationFailed(RolloutFleetError):  # noqa: N818
     """An engine did not generate; the text names it."""
 

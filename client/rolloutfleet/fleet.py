@@ -9,10 +9,19 @@ from typing import Any, Final, Self
 
 import httpx
 
+from rolloutfleet.adapters import adapter_spec
 from rolloutfleet.channel import Channel
+from rolloutfleet.contract.adapter import AdapterSpec
 from rolloutfleet.contract.addresses import generation_base
-from rolloutfleet.contract.trainer import CacheResetView, FleetView, RefitResult, RefitView, RequestRefit
-from rolloutfleet.errors import CacheNotReset, GenerationFailed, SessionLost
+from rolloutfleet.contract.trainer import (
+    CacheResetView,
+    FleetView,
+    RefitResult,
+    SleepFleet,
+    WakeFleet,
+)
+from rolloutfleet.contract.worker import SleepLevel, WakeTag, WorkerState
+from rolloutfleet.errors import CacheNotReset, GenerationFailed
 from rolloutfleet.generation import (
     Choice,
     Engine,
@@ -23,15 +32,17 @@ from rolloutfleet.generation import (
     merge_tokens,
     read_prompts,
 )
-from rolloutfleet.refit import Progress, Refit
+from rolloutfleet.leading import LeadingTrainer
+from rolloutfleet.refit import Progress
 from rolloutfleet.sampling import Sampling
-from rolloutfleet.session import Session, TrainerIdentity, open_session
-from rolloutfleet.weights import NamedTensors
+from rolloutfleet.team.following import FollowingTrainer
 
 logger = logging.getLogger("rolloutfleet")
 
 REFIT_SECONDS: Final = 1200.0
 GENERATE_SECONDS: Final = 600.0
+SLEEP_SECONDS: Final = 600.0
+"""Far above what the sync job gives engines to sleep or wake: its own answer names who did not."""
 
 
 class Fleet:
@@ -41,24 +52,15 @@ class Fleet:
     the process. Methods may be called from several threads; refits run one at a time.
     """
 
-    def __init__(
-        self,
-        channel: Channel,
-        view: FleetView,
-        *,
-        trainer: str = "",
-        advertise: str | None = None,
-        take_over: bool = False,
-    ) -> None:
+    def __init__(self, channel: Channel, view: FleetView, trainer: LeadingTrainer | FollowingTrainer) -> None:
         self.name = view.fleet
         self.namespace = view.namespace
         self.model = view.model
         self._channel = channel
-        self._identity = TrainerIdentity(name=trainer, advertise=advertise, take_over=take_over)
-        self._session: Session | None = None
+        self._trainer = trainer
         self._refitting = threading.Lock()
         self._generation = httpx.Client(trust_env=False, limits=httpx.Limits(max_connections=None))
-        self._finalizer = weakref.finalize(self, _close_all, channel, self._generation)
+        self._finalizer = weakref.finalize(self, _close_all, trainer, channel, self._generation)
 
     def __enter__(self) -> Self:
         return self
@@ -89,27 +91,65 @@ class Fleet:
     ) -> RefitResult:
         """Gives every engine these weights as ``version`` and returns once all of them serve it.
 
-        ``tensors`` is an ``nn.Module``, a mapping from checkpoint name to tensor, or a list of (name, tensor); they must keep still until
-        this returns. ``version`` must be above the fleet's. ``timeout`` bounds the whole in seconds. ``progress`` is called with each new
-        :class:`RefitView`.
+        ``tensors`` is an ``nn.Module``, a mapping from checkpoint name to tensor, a list of (name, tensor), or a
+        :class:`~rolloutfleet.sources.source.WeightSource` such as :class:`~rolloutfleet.ShardedTensors`. They must keep still until
+        this returns, and may lie on GPUs or in the host's memory. ``version`` must be above the fleet's. ``timeout`` bounds the whole, in
+        seconds. ``progress`` is called with each new :class:`RefitView`, on rank 0 of a team.
+
+        In a team every rank calls this with the same version and with what it holds; all return the same result or raise the same error.
 
         Raises TypeError or ValueError for tensors that cannot be sent; ManifestMismatch (nothing was changed), InvalidRequest,
-        SessionHeld, SessionLost, RefitFailed (with phase and member), DeadlineExceeded or FleetUnreachable. Whatever is raised, the
-        trainer has left the group. Before the transfer every engine still holds the old version and serves it; weights are loaded in
-        place, so an engine that has taken any part of the new one generates nothing until a later refit completes. RefitFailed with
-        ``committed`` true means that the version is published and some engines did not follow: send a higher version next.
+        SessionHeld, SessionLost, RefitFailed (with phase and member), DeadlineExceeded, FleetUnreachable or TeamLost. Whatever is raised
+        once the transfer had begun, the trainer has left the group. Before the transfer every engine still holds the old version and serves
+        it; so it does until the end where weights are staged. Where they are loaded in place, an engine that has taken any part of the new
+        version generates nothing until a later refit completes. RefitFailed with ``committed`` true means that the version is published
+        and some engines did not follow: send a higher version next.
         """
-        named = NamedTensors(tensors)
-        request = RequestRefit(version=version, manifest=named.manifest())
+        return self._refit(tensors, version, timeout, progress)
+
+    def refit_adapter(
+        self,
+        name: str,
+        tensors: Any,
+        version: int,
+        config: Any,
+        *,
+        timeout: float = REFIT_SECONDS,
+        progress: Progress | None = None,
+    ) -> RefitResult:
+        """Gives every engine this LoRA adapter, and returns once all of them serve it to requests that name it as their model.
+
+        ``version`` counts on as in :meth:`refit`: it is the base weights of the version before, with this adapter. ``tensors`` have
+        PEFT's names (``base_model.model.….lora_A.weight``), as ``peft.get_peft_model_state_dict`` gives them. ``config`` is the
+        ``peft.LoraConfig`` or the mapping in ``adapter_config.json``. Engines must run with ``spec.engine.lora``.
+
+        Nothing pauses and no cache is reset: the tensors arrive while engines serve, requests in flight end with the version that they
+        began with, and later ones can still name that one as ``NAME-vVERSION`` until the refit after the next. Other adapters stay as they
+        are, and all of them stay when :meth:`refit` replaces the base weights.
+
+        Raises TypeError or ValueError for a config or tensors that cannot be sent, ManifestMismatch for an adapter that vLLM would refuse
+        or leave out in part (rank, names, shapes), InvalidRequest while an engine lacks the base, and otherwise as :meth:`refit`. In a
+        team every rank calls this, with the same name and config.
+        """
+        return self._refit(tensors, version, timeout, progress, adapter_spec(name, config))
+
+    def _refit(
+        self,
+        tensors: Any,
+        version: int,
+        timeout: float,
+        progress: Progress | None,
+        adapter: AdapterSpec | None = None,
+    ) -> RefitResult:
         with self._refitting:
-            session, accepted = self._request(request)
-            result = Refit(self._channel, session, named, request, accepted).run(timeout, progress)
+            result = self._trainer.refit(tensors, version, timeout, progress, adapter)
         logger.info(
-            "fleet %s serves version %s on %d engines: %.3f GB in %.2f s, paused %.3f s",
+            "fleet %s serves version %s on %d engines: %.3f GB by %s in %.2f s, paused %.3f s",
             self.name,
             result.version,
             len(result.members),
             result.nbytes / 1e9,
+            result.transport,
             sum(result.seconds.values()),
             result.pause_seconds,
         )
@@ -123,17 +163,20 @@ class Fleet:
         pad_token_id: int = 0,
         greedy: bool = False,
         sampling: Sampling | None = None,
+        adapter: str | None = None,
         timeout: float = GENERATE_SECONDS,
     ) -> GeneratedTokens:
         """Tokens that follow each prompt, from all engines at once.
 
         ``input_ids`` is [batch, length], padded at the right, ``input_lengths`` is [batch]; lists, arrays and tensors will do. The batch is
-        split over the Ready engines. ``timeout`` bounds the call in seconds. An empty batch gives an empty result.
+        split over the Ready engines. ``adapter`` names one that a refit brought; by default the base model answers. ``timeout`` bounds
+        the call in seconds. An empty batch gives an empty result.
 
         Raises ValueError before anything is sent, GenerationFailed naming the engine, DeadlineExceeded.
         """
         prompts = read_prompts(input_ids, input_lengths)
-        return merge_tokens(prompts, self._complete(prompts, sampling, greedy=greedy, timeout=timeout), pad_token_id)
+        choices = self._complete(prompts, sampling, adapter, greedy=greedy, timeout=timeout)
+        return merge_tokens(prompts, choices, pad_token_id)
 
     def generate_text(
         self,
@@ -141,12 +184,13 @@ class Fleet:
         *,
         greedy: bool = False,
         sampling: Sampling | None = None,
+        adapter: str | None = None,
         timeout: float = GENERATE_SECONDS,
     ) -> GeneratedText:
         """Text that follows each prompt, from all engines at once; otherwise as :meth:`generate`."""
         if isinstance(prompts, str):
             raise ValueError("prompts is a string; pass a list of strings")  # noqa: TRY004 - one kind for callers
-        return merge_texts(self._complete(list(prompts), sampling, greedy=greedy, timeout=timeout))
+        return merge_texts(self._complete(list(prompts), sampling, adapter, greedy=greedy, timeout=timeout))
 
     def reset_prefix_cache(self) -> dict[str, bool]:
         """True by pod name, once every engine has said so.
@@ -161,9 +205,35 @@ class Fleet:
             raise CacheNotReset(f"prefix caches of fleet {self.name} are not all empty: {', '.join(faults)}")
         return dict(sorted(reset.items()))
 
+    def sleep(self, level: int = SleepLevel.OFFLOAD) -> FleetView:
+        """The fleet, once every engine sleeps and has left its device's memory to others.
+
+        Level 1 keeps the weights in the host's memory and drops the cache; level 2 drops both, so that engines serve again only after
+        :meth:`wake` and a refit. Raises ValueError for another level, InvalidRequest while a refit is under way, RolloutFleetError naming
+        an engine that does not sleep.
+        """
+        if level not in set(SleepLevel):
+            raise ValueError(
+                f"level is {level!r}; engines sleep at level 1 (weights kept by the host) or 2 (weights dropped)"
+            )
+        return self._channel.post("sleep", SleepFleet(level=SleepLevel(level)), FleetView, held=SLEEP_SECONDS)
+
+    def wake(self, *tags: str) -> FleetView:
+        """The fleet, once every engine has taken back what the tags name (``weights``, ``kv_cache``), or by default everything.
+
+        After level 2, wake ``weights``, refit, and wake ``kv_cache``. Raises ValueError for another tag, and otherwise as :meth:`sleep`.
+        """
+        unknown = sorted(set(tags) - {tag.value for tag in WakeTag})
+        if unknown:
+            raise ValueError(f"tags {', '.join(unknown)} are unknown; engines wake {', '.join(sorted(WakeTag))}")
+        return self._channel.post(
+            "wake", WakeFleet(tags=tuple(sorted(map(WakeTag, tags)))), FleetView, held=SLEEP_SECONDS
+        )
+
     def prepare_for_generation(self, tags: Sequence[str] | None = None) -> bool:
-        """True at once: engines of a fleet that shares no GPU with the trainer are always awake; ``tags`` would name what to wake."""
-        del tags
+        """True once every engine is awake, or has taken back what ``tags`` name; at once where none sleeps."""
+        if any(member.state is WorkerState.ASLEEP for member in self.view().members):
+            self.wake(*(tags or ()))
         return True
 
     def finish_generation(self) -> bool:
@@ -172,9 +242,11 @@ class Fleet:
         return True
 
     def close(self) -> None:
-        """Gives the fleet back: leaves the group, ends the session, closes connections. The engines go on serving."""
+        """Gives the fleet back: leaves the group, ends the session, closes connections. The engines go on serving.
+
+        In a team every rank closes its own; once one has, the team refits no more.
+        """
         with self._refitting:
-            self._drop_session()
             self._finalizer()
 
     def shutdown(self) -> bool:
@@ -182,40 +254,14 @@ class Fleet:
         self.close()
         return True
 
-    def _request(self, request: RequestRefit) -> tuple[Session, RefitView]:
-        for attempt in (1, 2):
-            session = self._open_session()
-            try:
-                return session, self._channel.post(f"sessions/{session.id}/refits", request, RefitView)
-            except SessionLost:
-                # Nothing has begun yet, so a session that ended while the trainer was busy elsewhere is simply opened anew.
-                session.mark_lost()
-                if attempt == 2:
-                    raise
-        raise AssertionError("unreachable")
-
-    def _open_session(self) -> Session:
-        if self._session is not None and self._session.usable:
-            return self._session
-        self._drop_session()
-        self._session = open_session(self._channel, self.view(), self._identity)
-        self._finalizer.detach()
-        self._finalizer = weakref.finalize(self, _close_all, self._session, self._channel, self._generation)
-        return self._session
-
-    def _drop_session(self) -> None:
-        if self._session is not None:
-            self._session.close()
-            self._session = None
-
     def _complete(
-        self, prompts: Sequence[Any], sampling: Sampling | None, *, greedy: bool, timeout: float
+        self, prompts: Sequence[Any], sampling: Sampling | None, adapter: str | None, *, greedy: bool, timeout: float
     ) -> list[Choice]:
         fields = (sampling or Sampling()).request_fields(greedy=greedy)
         if not prompts:
             return []
         view = self.view()
-        fields |= {"model": view.model, "logprobs": 0, "return_token_ids": True}
+        fields |= {"model": adapter or view.model, "logprobs": 0, "return_token_ids": True}
         return complete(self._generation, engines_of(view), prompts, fields, timeout)
 
 
@@ -231,6 +277,6 @@ def engines_of(view: FleetView) -> list[Engine]:
     return engines
 
 
-def _close_all(*parts: Session | Channel | httpx.Client) -> None:
+def _close_all(*parts: LeadingTrainer | FollowingTrainer | Channel | httpx.Client) -> None:
     for part in parts:
         part.close()

@@ -1,7 +1,7 @@
-"""Drives one refit from the trainer's side: ask, follow the sync job's word, act as rank 0 when told to.
+"""Drives one refit from the trainer's side: follow the sync job's word, and act when told to, as all ranks of the trainer do.
 
-The caller's thread follows the sync job by long polls. Joining and sending block inside torch or NCCL, so each runs in a thread of its
-own; when the sync job aborts, or time is up, the group is aborted from here, which ends that thread.
+The caller's thread follows the sync job by long polls. Joining, preparing and sending block inside torch or NCCL, so each runs in a
+thread of its own; when the sync job aborts, or time is up, the group is aborted from here, which ends that thread.
 """
 
 import logging
@@ -16,13 +16,14 @@ from rolloutfleet.contract.trainer import (
     Phase,
     RefitResult,
     RefitView,
-    RequestRefit,
     TrainerFailed,
     TrainerJoin,
     TrainerJoined,
-    TrainerSend,
+    TrainerPrepare,
+    TrainerPrepared,
     TrainerSent,
 )
+from rolloutfleet.delivery import Cargo
 from rolloutfleet.errors import (
     DeadlineExceeded,
     FleetUnreachable,
@@ -31,8 +32,9 @@ from rolloutfleet.errors import (
     SessionLost,
     refit_error_of,
 )
+from rolloutfleet.rank import Order
 from rolloutfleet.session import Session
-from rolloutfleet.weights import NamedTensors
+from rolloutfleet.team.crew import Crew
 
 logger = logging.getLogger("rolloutfleet")
 
@@ -46,19 +48,13 @@ Progress = Callable[[RefitView], None]
 class Refit:
     """One refit that the sync job has accepted."""
 
-    def __init__(
-        self,
-        channel: Channel,
-        session: Session,
-        tensors: NamedTensors,
-        request: RequestRefit,
-        accepted: RefitView,
-    ) -> None:
+    def __init__(self, channel: Channel, session: Session, crew: Crew, cargo: Cargo, accepted: RefitView) -> None:
         self._channel = channel
         self._session = session
-        self._tensors = tensors
-        self._request = request
+        self._crew = crew
+        self._cargo = cargo
         self._view = accepted
+        self._epoch = accepted.epoch
         self._cancelled = threading.Event()
         self._work: threading.Thread | None = None
         self._local_error: Exception | None = None
@@ -66,15 +62,21 @@ class Refit:
 
     def run(self, timeout: float, progress: Progress | None = None) -> RefitResult:
         """The result, once every engine serves the new version; the errors are those of :meth:`rolloutfleet.Fleet.refit`."""
+        end_watch = self._crew.watch(lambda failure: self._report_failure(self._epoch, failure))
         try:
-            return self._follow(timeout, progress)
+            result = self._follow(timeout, progress)
         except RolloutFleetError as error:
             self._stop(str(error))
             raise
         except BaseException as error:
-            self._report_failure(self._view.epoch, f"the trainer left the refit: {type(error).__name__}: {error}")
+            self._report_failure(self._epoch, f"the trainer left the refit: {type(error).__name__}: {error}")
             self._stop(type(error).__name__)
             raise
+        else:
+            self._join_work()
+            return result
+        finally:
+            end_watch()
 
     def _follow(self, timeout: float, progress: Progress | None) -> RefitResult:
         deadline = time.monotonic() + timeout
@@ -101,7 +103,7 @@ class Refit:
             self._view = self._poll(view, min(LONG_POLL_SECONDS, left), deadline)
 
     def _out_of_time(self, view: RefitView, timeout: float) -> DeadlineExceeded:
-        self._report_failure(view.epoch, f"the trainer's deadline of {timeout:g} s passed")
+        self._report_failure(self._epoch, f"the trainer's deadline of {timeout:g} s passed")
         return DeadlineExceeded(
             f"refit to version {view.version} did not end within {timeout:g} s: it stood in phase {view.phase}, waiting for "
             f"{', '.join(view.waiting_for) or 'nobody named'}. See `rolloutfleet status`, or pass a longer timeout="
@@ -130,41 +132,40 @@ class Refit:
             raise
 
     def _act(self, view: RefitView) -> None:
-        if view.join is not None:
-            self._begin("join", view.join.epoch, self._join, view.join)
-        if view.send is not None:
-            self._begin("send", view.send.epoch, self._send, view.send)
+        for order in (view.join, view.prepare, view.send):
+            if order is not None:
+                self._begin(order)
 
-    def _begin(self, name: str, epoch: int, step: Callable[..., None], order: TrainerJoin | TrainerSend) -> None:
-        if (name, epoch) in self._done or self._cancelled.is_set():
+    def _begin(self, order: Order) -> None:
+        step = (type(order).__name__, order.epoch)
+        if step in self._done or self._cancelled.is_set():
             return
-        self._done.add((name, epoch))
+        self._done.add(step)
+        self._epoch = order.epoch
         self._work = threading.Thread(
-            target=self._perform, args=(step, order), name=f"rolloutfleet-{name}-{epoch}", daemon=True
+            target=self._perform, args=(order,), name=f"rolloutfleet-{step[0]}-{order.epoch}", daemon=True
         )
         self._work.start()
 
-    def _perform(self, step: Callable[..., None], order: TrainerJoin | TrainerSend) -> None:
+    def _perform(self, order: Order) -> None:
         try:
-            step(order)
+            self._crew.order(order)
+            sent = self._session.rank.perform(order, self._cargo, self._cancelled)
+            self._crew.await_done(order, self._cancelled)
+            refit = f"refits/{self._view.refit}"
+            if isinstance(order, TrainerJoin):
+                self._channel.tell(f"{refit}/joined", TrainerJoined(epoch=order.epoch))
+            elif isinstance(order, TrainerPrepare):
+                self._channel.tell(f"{refit}/prepared", TrainerPrepared(epoch=order.epoch))
+            elif sent is not None:
+                done = TrainerSent(
+                    epoch=order.epoch, tensors=sent.tensors, nbytes=sent.nbytes, digests=dict(sent.digests)
+                )
+                self._channel.tell(f"{refit}/sent", done)
         except Exception as error:  # noqa: BLE001 - the thread's outermost frame; refit() raises what the fleet makes of it
             if not self._cancelled.is_set():
                 self._local_error = error
                 self._report_failure(order.epoch, f"{type(error).__name__}: {error}")
-
-    def _join(self, order: TrainerJoin) -> None:
-        self._session.join(order, self._cancelled)
-        self._channel.tell(f"refits/{self._view.refit}/joined", TrainerJoined(epoch=order.epoch))
-
-    def _send(self, order: TrainerSend) -> None:
-        from rolloutfleet.transport.sending import send
-
-        group = self._session.group
-        if group is None or group.epoch != order.epoch:
-            raise ConnectionError(f"told to send in epoch {order.epoch}, but this trainer is in {_epoch_of(group)}")
-        digest = send(group, self._request.manifest, self._tensors, order.deadline_seconds)
-        sent = TrainerSent(epoch=order.epoch, tensors=digest.tensors, nbytes=digest.nbytes, digest=digest.hexdigest())
-        self._channel.tell(f"refits/{self._view.refit}/sent", sent)
 
     def _report_failure(self, epoch: int, message: str) -> None:
         try:
@@ -175,13 +176,13 @@ class Refit:
     def _stop(self, reason: str) -> None:
         """Ends whatever this trainer is doing in the group; a thread stuck inside NCCL's own start is left behind as a daemon."""
         self._cancelled.set()
-        self._session.leave(reason)
+        self._crew.stop(reason)
+        self._session.rank.leave(reason)
+        self._join_work()
+
+    def _join_work(self) -> None:
         work, self._work = self._work, None
         if work is not None:
             work.join(_STOP_SECONDS)
             if work.is_alive():
                 logger.warning("%s did not end within %g s of being aborted", work.name, _STOP_SECONDS)
-
-
-def _epoch_of(group: object) -> str:
-    return f"epoch {group.epoch}" if hasattr(group, "epoch") else "no group"

@@ -1,31 +1,30 @@
-"""A trainer's hold on a fleet: the lease, the store in which groups meet, and the group of the current epoch."""
+"""A trainer's hold on a fleet: the lease, the store in which groups meet, and rank 0's seat in them."""
 
 import logging
 import os
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Final
 from urllib.parse import urlsplit
 
 from rolloutfleet.channel import Channel
 from rolloutfleet.contract.environment import communication_environment
 from rolloutfleet.contract.names import WORKER_CONTROL_PORT
-from rolloutfleet.contract.policy import Transport
-from rolloutfleet.contract.trainer import FleetView, OpenSession, SessionView, TrainerJoin
-from rolloutfleet.contract.worker import Rendezvous
+from rolloutfleet.contract.trainer import FleetView, OpenSession, SessionView
+from rolloutfleet.contract.worker import Locality, Rendezvous
+from rolloutfleet.delivery import Seat
+from rolloutfleet.devices import device_word, nccl_version, working_gpu
 from rolloutfleet.errors import FleetUnreachable, InvalidRequest, RolloutFleetError, SessionLost
+from rolloutfleet.locality import locality
+from rolloutfleet.rank import TrainerRank
 from rolloutfleet.routing import hold_listening_socket, local_address_towards, split_host_port
-
-if TYPE_CHECKING:
-    from rolloutfleet.transport import gloo, native
-    from rolloutfleet.transport.store import SessionStore
 
 logger = logging.getLogger("rolloutfleet")
 
-_STORE_SECONDS = 60.0
+STORE_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,21 +42,28 @@ class TrainerIdentity:
         return self.name or f"{socket.gethostname()}/{os.getpid()}"
 
 
+@dataclass(frozen=True, slots=True)
+class RankPlace:
+    """Where a trainer rank's tensors lie."""
+
+    device: str
+    """GPU UUID, or ``cpu``."""
+    locality: Locality
+
+
 class Session:
     """An open session; a thread renews its lease until :meth:`close`."""
 
-    def __init__(self, channel: Channel, store: "SessionStore", view: SessionView) -> None:
+    def __init__(self, channel: Channel, rank: TrainerRank, rendezvous: Rendezvous, view: SessionView) -> None:
         self.id = view.session
-        self.transport = view.fleet.transport
-        self.group: gloo.Group | native.Group | None = None
+        self.rank = rank
+        """Rank 0 of the trainer."""
+        self.rendezvous = rendezvous
+        """Where the session's store is."""
         self._channel = channel
-        self._store = store
-        # Joining happens on another thread, where CUDA's current device would be the first one.
-        self._device = _current_cuda_device() if view.fleet.transport is Transport.NATIVE else None
         self._lease_seconds = view.lease_seconds
         self._lost = threading.Event()
         self._closed = threading.Event()
-        self._guard = threading.Lock()
         self._renewal = threading.Thread(target=self._renew, name="rolloutfleet-lease", daemon=True)
         self._renewal.start()
 
@@ -70,49 +76,18 @@ class Session:
         """Notes that the fleet no longer knows this session."""
         self._lost.set()
 
-    def join(self, order: TrainerJoin, cancelled: threading.Event) -> None:
-        """Joins the group of a new epoch, leaving the former one; raises as the transport's ``form_group`` does."""
-        self.leave("a new epoch begins")
-        group = self._form(order, cancelled)
-        with self._guard:
-            if not cancelled.is_set():
-                self.group = group
-                return
-        group.abort("the refit ended while the group was forming")
-
-    def leave(self, reason: str) -> None:
-        """Leaves the current group; whatever is blocked in it raises at once."""
-        with self._guard:
-            group, self.group = self.group, None
-        if group is not None:
-            group.abort(reason)
-
     def close(self) -> None:
         """Leaves the group, gives the fleet back and stops renewing; does nothing the second time."""
         if self._closed.is_set():
             return
         self._closed.set()
-        self.leave("the session is closed")
+        self.rank.leave("the session is closed")
         if self._lost.is_set():
             return
         try:
             self._channel.delete(f"sessions/{self.id}")
         except RolloutFleetError as error:
             logger.warning("session %s was not closed, its lease ends by itself: %s", self.id, error)
-
-    def _form(self, order: TrainerJoin, cancelled: threading.Event) -> "gloo.Group | native.Group":
-        if self.transport is Transport.GLOO:
-            from rolloutfleet.transport import gloo
-
-            return gloo.form_group(
-                self._store, order.epoch, order.rank, order.world_size, order.deadline_seconds, cancelled
-            )
-        from rolloutfleet.transport import native
-
-        assert self._device is not None
-        return native.form_group(
-            self._store, order.epoch, order.rank, order.world_size, self._device, order.deadline_seconds, cancelled
-        )
 
     def _renew(self) -> None:
         wait = renewed = self._lease_seconds / 3
@@ -132,36 +107,50 @@ class Session:
                 logger.warning("the lease of session %s was not renewed, trying again: %s", self.id, error)
 
 
-def _current_cuda_device() -> int:
-    """Index of the CUDA device that the calling thread uses."""
-    import torch
-
-    return int(torch.cuda.current_device())
+def place_of(gpu: int | None) -> RankPlace:
+    """The place of this process's tensors, which lie on that GPU, or for None in the host's memory."""
+    return RankPlace(device=device_word(gpu), locality=locality())
 
 
-def open_session(channel: Channel, fleet: FleetView, identity: TrainerIdentity) -> Session:
+def open_session(
+    channel: Channel, fleet: FleetView, identity: TrainerIdentity, gpu: int | None, others: Sequence[RankPlace] = ()
+) -> Session:
     """A session whose store already listens at the address that workers are told.
 
-    Raises SessionHeld when another trainer has the fleet, ImportError when torch is not installed, ValueError when the address to
-    advertise is not one of this machine.
+    ``gpu`` is the one on which this process's tensors lie; ``others`` are the places of the trainer's further ranks. Raises SessionHeld
+    when another trainer has the fleet, ImportError when torch is not installed, ValueError when the address to advertise is not one of
+    this machine.
     """
     try:
         from rolloutfleet.transport.store import host_store
     except ImportError as error:
         raise ImportError(f"refitting sends torch tensors, and torch cannot be imported here: {error}") from error
+    places = (place_of(gpu), *others)
+    # Joining happens on another thread, where CUDA's current device would be the first one.
+    gpu = working_gpu(gpu)
     listening = listen_for_workers(channel, fleet, identity.advertise)
     host, port = listening.getsockname()[:2]
-    store = host_store(listening, _STORE_SECONDS)
+    store = host_store(listening, STORE_SECONDS)
     request = OpenSession(
         trainer=identity.shown_name,
         rendezvous=Rendezvous(host=host, port=port),
-        nccl_version=_nccl_version() if fleet.transport is Transport.NATIVE else "",
+        ranks=len(places),
+        devices=tuple(place.device for place in places),
+        locality=_shared(places),
+        nccl_version=nccl_version(),
         environment=communication_environment(identity.environment),
         take_over=identity.take_over,
     )
     view = channel.post("sessions", request, SessionView)
     logger.info("session %s of fleet %s is open; workers meet at %s:%s", view.session, view.fleet.fleet, host, port)
-    return Session(channel, store, view)
+    seat = Seat(store=store, session=view.session, rank=0, ranks=len(places), gpu=gpu)
+    return Session(channel, TrainerRank(seat), request.rendezvous, view)
+
+
+def _shared(places: Sequence[RankPlace]) -> Locality:
+    """What all ranks have in common; empty words where they are apart."""
+    hosts, memories = {place.locality.host for place in places}, {place.locality.memory for place in places}
+    return Locality(host=hosts.pop() if len(hosts) == 1 else "", memory=memories.pop() if len(memories) == 1 else "")
 
 
 def listen_for_workers(channel: Channel, fleet: FleetView, advertise: str | None) -> socket.socket:
@@ -183,13 +172,3 @@ def listen_for_workers(channel: Channel, fleet: FleetView, advertise: str | None
         raise FleetUnreachable(
             f"no route from here to {towards} of fleet {fleet.fleet}: {error}. Run the trainer where pods are reachable, or pass advertise="
         ) from error
-
-
-def _nccl_version() -> str:
-    import torch
-
-    if not torch.cuda.is_available():
-        raise RuntimeError(
-            "this fleet refits over NCCL (transport Native) and the trainer sees no GPU; run it on one, or use a fleet of transport Gloo"
-        )
-    return ".".join(map(str, torch.cuda.nccl.version()))

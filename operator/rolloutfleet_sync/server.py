@@ -6,11 +6,22 @@ from typing import TypeVar
 from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
+from rolloutfleet.contract.adapter import manifest_key
 from rolloutfleet.contract.authorization import carries_token
 from rolloutfleet.contract.names import API_PREFIX
 from rolloutfleet.contract.problems import Problem, ProblemCode, ProblemError
-from rolloutfleet.contract.trainer import OpenSession, RequestRefit, TrainerFailed, TrainerJoined, TrainerSent
+from rolloutfleet.contract.trainer import (
+    OpenSession,
+    RequestRefit,
+    SleepFleet,
+    TrainerFailed,
+    TrainerJoined,
+    TrainerPrepared,
+    TrainerSent,
+    WakeFleet,
+)
 from rolloutfleet_sync.protocol import events, view
+from rolloutfleet_sync.protocol.model import State
 from rolloutfleet_sync.protocol.sessions import find_refit, find_running
 from rolloutfleet_sync.runtime import Runtime
 
@@ -40,9 +51,12 @@ def build_app(runtime: Runtime, token: str) -> web.Application:
     app.router.add_post(f"{API_PREFIX}/sessions/{{session}}/refits", _request_refit)
     app.router.add_get(f"{API_PREFIX}/refits/{{refit}}", _refit)
     app.router.add_post(f"{API_PREFIX}/refits/{{refit}}/joined", _joined)
+    app.router.add_post(f"{API_PREFIX}/refits/{{refit}}/prepared", _prepared)
     app.router.add_post(f"{API_PREFIX}/refits/{{refit}}/sent", _sent)
     app.router.add_post(f"{API_PREFIX}/refits/{{refit}}/failed", _failed)
     app.router.add_post(f"{API_PREFIX}/cache/reset", _reset_cache)
+    app.router.add_post(f"{API_PREFIX}/sleep", _sleep)
+    app.router.add_post(f"{API_PREFIX}/wake", _wake)
     return app
 
 
@@ -139,7 +153,7 @@ async def _request_refit(request: web.Request) -> web.Response:
     session = request.match_info["session"]
     runtime.apply(events.SessionRenewed(session))
     message = await _read(request, RequestRefit)
-    digest = message.manifest.digest()
+    digest = manifest_key(message.manifest.digest(), message.adapter)
     running = find_running(runtime.state, session, message.version, digest)
     refit = running.id if running else runtime.new_id()
     runtime.apply(events.RefitRequested(refit, session, message, digest))
@@ -181,6 +195,11 @@ async def _joined(request: web.Request) -> web.Response:
     return _step_refit(request, events.TrainerHasJoined(request.match_info["refit"], message))
 
 
+async def _prepared(request: web.Request) -> web.Response:
+    message = await _read(request, TrainerPrepared)
+    return _step_refit(request, events.TrainerHasPrepared(request.match_info["refit"], message))
+
+
 async def _sent(request: web.Request) -> web.Response:
     message = await _read(request, TrainerSent)
     return _step_refit(request, events.TrainerHasSent(request.match_info["refit"], message))
@@ -200,12 +219,31 @@ def _step_refit(request: web.Request, event: events.Event) -> web.Response:
 
 
 async def _reset_cache(request: web.Request) -> web.Response:
+    round_id = request.app[RUNTIME].new_id()
+    return await _go_round(request, events.CacheResetRequested(round_id), round_id, view.view_cache_reset)
+
+
+async def _sleep(request: web.Request) -> web.Response:
+    message = await _read(request, SleepFleet)
+    round_id = request.app[RUNTIME].new_id()
+    return await _go_round(request, events.SleepRequested(round_id, message), round_id, view.view_rest)
+
+
+async def _wake(request: web.Request) -> web.Response:
+    message = await _read(request, WakeFleet)
+    round_id = request.app[RUNTIME].new_id()
+    return await _go_round(request, events.WakeRequested(round_id, message), round_id, view.view_rest)
+
+
+async def _go_round(
+    request: web.Request, event: events.Event, round_id: str, show: Callable[[State, str], BaseModel | None]
+) -> web.Response:
+    """Ask every engine, and answer when all have."""
     runtime = request.app[RUNTIME]
-    reset = runtime.new_id()
-    runtime.apply(events.CacheResetRequested(reset))
+    runtime.apply(event)
     try:
-        while (shown := view.view_cache_reset(runtime.state, reset)) is None:
+        while (shown := show(runtime.state, round_id)) is None:
             await runtime.wait_for_change(float("inf"))
     finally:
-        runtime.apply(events.CacheResetShown(reset))
+        runtime.apply(events.RoundShown(round_id))
     return _answer(shown)

@@ -65,7 +65,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--namespace", help=f"namespace of the fleet (default: ${names.ENV_NAMESPACE})")
     add("--weightsync", help=f"name of the WeightSync (default: ${names.ENV_SYNC}, or the fleet's)")
     add("--model", help=f"name under which the engines serve the model (default: ${names.ENV_MODEL})")
-    add("--policy", help=f"refit policy as JSON (default: ${names.ENV_REFIT_POLICY}, or Gloo with --roster)")
+    add("--policy", help=f"refit policy as JSON (default: ${names.ENV_REFIT_POLICY}, or Auto with --roster)")
     add("--token-file", help=f"file that holds the bearer token (default: ${names.ENV_TOKEN_FILE})")
     add("--host", help="address to listen on (default: every address)")
     add("--port", type=int, default=names.SYNC_PORT, help="port to listen on (default: %(default)s)")
@@ -93,7 +93,7 @@ def read_settings(arguments: Sequence[str] | None, environment: Mapping[str, str
         return str(value)
 
     fleet = pick("fleet", names.ENV_FLEET, roster.fleet if roster else None)
-    policy = pick("policy", names.ENV_REFIT_POLICY, '{"transport": "Gloo"}' if roster else None)
+    policy = pick("policy", names.ENV_REFIT_POLICY, '{"transport": "Auto"}' if roster else None)
     token_file = Path(pick("token_file", names.ENV_TOKEN_FILE, names.TOKEN_FILE))
     return Settings(
         fleet=fleet,

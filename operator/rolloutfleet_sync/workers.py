@@ -11,7 +11,7 @@ from rolloutfleet.contract.addresses import control_base
 from rolloutfleet.contract.manifest import Manifest
 from rolloutfleet.contract.names import API_PREFIX, CONTRACT_VERSION, WORKER_CONTROL_PORT
 from rolloutfleet.contract.problems import Problem, ProblemCode
-from rolloutfleet.contract.worker import Call, Check, Receive
+from rolloutfleet.contract.worker import Call, Check
 from rolloutfleet_sync.protocol.commands import CallWorker
 from rolloutfleet_sync.protocol.events import CallAnswered, CallFailed
 from rolloutfleet_sync.protocol.machine import ANSWERS
@@ -20,6 +20,8 @@ from rolloutfleet_sync.protocol.model import Verb
 CONNECT_SECONDS = 3.0
 KEEPALIVE_SECONDS = 3.0
 """Shorter than a server's own limit, so that no call is written to a connection that is being closed."""
+
+ONE_PIECE_BYTES = 32 * 1024
 
 
 class WorkerCaller:
@@ -70,14 +72,16 @@ class WorkerCaller:
             request = self._session.get(url)
         else:
             headers = {"Content-Type": "application/json"}
-            body = io.BytesIO(self._render(command.message))  # sent in pieces, so that a large manifest blocks nobody
+            rendered = self._render(command.message)
+            # A large manifest is sent in pieces, so that it blocks nobody; anything else leaves in one packet with its headers.
+            body = rendered if len(rendered) <= ONE_PIECE_BYTES else io.BytesIO(rendered)
             request = self._session.post(f"{url}/{command.verb.value}", data=body, headers=headers)
         async with request as response:
             return response.status, await response.read()
 
     def _render(self, message: Call) -> bytes:
         """JSON of a message; a manifest, which may hold tens of thousands of tensors, is rendered once for all members."""
-        if not isinstance(message, Check | Receive):
+        if not isinstance(message, Check):
             return message.model_dump_json(by_alias=True).encode()
         if self._manifest is None or self._manifest[0] is not message.manifest:
             self._manifest = (message.manifest, message.manifest.model_dump_json().encode())

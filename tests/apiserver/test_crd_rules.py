@@ -60,7 +60,12 @@ NAMES = (
 ARGUMENTS = (
     "engine.args: names are lower-case words joined by dashes, without leading dashes, such as gpu-memory-utilization"
 )
-GLOO = "refit.transport Native needs GPUs, and placement.gpuResource is empty: set Gloo, or name the GPU resource"
+NATIVE = (
+    "refit.transport Native needs GPUs, and placement.gpuResource is empty: set Auto or Gloo, or name the GPU resource"
+)
+GLOO = (
+    "refit.transport Gloo is for engines on CPUs, and placement.gpuResource names GPUs: set Auto or Native, or empty it"
+)
 SOURCES = "model.source needs exactly one of hub, persistentVolumeClaim and hostPath"
 MOUNTED = "template.volumeMounts names a volume that template.volumes does not hold"
 RESERVED = "keys that begin with rolloutfleet.io/ or app.kubernetes.io/ belong to the operator"
@@ -87,7 +92,8 @@ REJECTIONS = [
         field="<nil>",
     ),
     Rejection(FLEET, "", NAMES, NAMES, name="4engines", field="<nil>"),
-    Rejection(FLEET, ".spec", GLOO, GLOO, {"refit": {"transport": "Native"}, "placement": {"gpuResource": ""}}),
+    Rejection(FLEET, ".spec", NATIVE, NATIVE, {"refit": {"transport": "Native"}, "placement": {"gpuResource": ""}}),
+    Rejection(FLEET, ".spec", GLOO, GLOO, {"refit": {"transport": "Gloo"}}),
     Rejection(
         FLEET,
         ".spec",

@@ -17,7 +17,7 @@ from fakes.wires import GlooWire, MemoryWire
 from rolloutfleet.contract.manifest import ManifestFaults
 from rolloutfleet.contract.policy import RefitDeadlines, RefitPolicy, Transport
 from rolloutfleet.contract.trainer import Phase
-from rolloutfleet.contract.worker import WorkerState
+from rolloutfleet.contract.worker import WakeTag, WorkerState
 from rolloutfleet.errors import (
     CacheNotReset,
     DeadlineExceeded,
@@ -120,7 +120,7 @@ def test_a_trainer_that_fails_while_sending_ends_the_engines_wait(
         def items(self):
             self.readings += 1
             for index, item in enumerate(super().items()):
-                if self.readings > 1 and index == 2:
+                if self.readings > 2 and index == 2:
                     raise ArithmeticError("loss is NaN")
                 yield item
 
@@ -224,6 +224,39 @@ def test_an_engine_that_does_not_answer_has_not_reset_its_cache(setup: ServedFle
     setup.engines[0].refuse["reset-cache"] = "busy"
     with pytest.raises(CacheNotReset, match=setup.engines[0].pod):
         fleet.reset_prefix_cache()
+
+
+def test_a_result_says_how_the_weights_travelled_and_why(setup: ServedFleet, fleet: rolloutfleet.Fleet) -> None:
+    result = fleet.refit(setup.weights(), version=1)
+    assert result.transport is Transport.GLOO
+    assert "the policy says so" in result.reason
+    assert not result.staged
+
+
+@pytest.mark.row("A52")
+@pytest.mark.scenario("F49")
+def test_a_fleet_sleeps_refuses_refits_and_wakes_by_tags(setup: ServedFleet, fleet: rolloutfleet.Fleet) -> None:
+    fleet.refit(setup.weights(), version=1)
+    assert {member.state for member in fleet.sleep(2).members} == {WorkerState.ASLEEP}
+    assert {engine.sleep_level for engine in setup.engines} == {2}
+    with pytest.raises(RefitFailed, match=r"wake the fleet first"):
+        fleet.refit(setup.weights(), version=2)
+    fleet.wake("weights")
+    assert {engine.asleep for engine in setup.engines} == {(WakeTag.KV_CACHE,)}
+    assert fleet.prepare_for_generation(["kv_cache"]) is True
+    assert {engine.state for engine in setup.engines} == {WorkerState.SERVING}
+    assert fleet.refit(setup.weights(), version=2).version == 2
+
+
+def test_levels_and_tags_that_do_not_exist_are_refused_before_anything_is_asked(
+    setup: ServedFleet, fleet: rolloutfleet.Fleet
+) -> None:
+    asked = [len(engine.calls) for engine in setup.engines]
+    with pytest.raises(ValueError, match=r"level is 3; engines sleep at level 1"):
+        fleet.sleep(3)
+    with pytest.raises(ValueError, match=r"tags cache are unknown; engines wake kv_cache, weights"):
+        fleet.wake("weights", "cache")
+    assert [len(engine.calls) for engine in setup.engines] == asked
 
 
 @pytest.mark.row("A52")

@@ -12,7 +12,7 @@ from rolloutfleet.contract.manifest import Manifest, TensorSpec
 from rolloutfleet.contract.policy import RefitDeadlines, Transport
 from rolloutfleet.contract.problems import ProblemCode, ProblemError
 from rolloutfleet.contract.trainer import Phase
-from rolloutfleet.contract.worker import Join, Receive, WorkerState
+from rolloutfleet.contract.worker import Check, Join, Receive, WorkerState
 
 
 async def test_two_refits_in_a_row_keep_the_group_and_the_checked_manifest(fleet: Fleet, trainer: FakeTrainer):
@@ -167,6 +167,7 @@ async def test_an_environment_that_differs_is_named_with_both_values(start_fleet
     fleet = await start_fleet(transport=Transport.NATIVE)
     for worker in fleet.workers:
         worker.engine.environment = {"NCCL_CUMEM_ENABLE": "1", "NCCL_SOCKET_IFNAME": worker.name}
+        worker.engine.device = f"GPU-{worker.name}"
         await worker.restart()
     trainer = FakeTrainer(http, fleet.url, fleet.wire)
     await trainer.open(environment={"NCCL_CUMEM_ENABLE": "0"})
@@ -186,7 +187,7 @@ async def test_a_wrong_world_size_is_refused_with_both_numbers(fleet: Fleet, tra
         await trainer.open(world_size=5)
     assert refused.value.code is ProblemCode.WORLD_SIZE_MISMATCH
     assert str(refused.value) == (
-        "trainer t1 counts a world of 5, fleet f has 3: 2 workers on 2 engines and 1 trainer; "
+        "trainer t1 counts a world of 5, fleet f has 3: 2 workers on 2 engines and 1 trainer rank; "
         "leave worldSize out or correct it"
     )
 
@@ -298,11 +299,12 @@ async def test_a_replaced_pod_ends_the_refit_and_both_pods_are_named(fleet: Flee
 
 
 @pytest.mark.scenario("F62")
-async def test_an_engine_that_comes_late_is_told_the_version_and_not_ready_before_the_next_refit(
+async def test_an_engine_that_comes_late_and_finds_no_peer_is_not_ready_before_the_next_refit(
     fleet: Fleet, trainer: FakeTrainer
 ):
     await trainer.open()
     assert (await trainer.refit(7)).phase is Phase.COMPLETE
+    fleet.workers[0].refuses["lend"] = ProblemError(ProblemCode.ENGINE_FAILED, "no memory to lend from")
     await fleet.workers[1].restart()
     late = fleet.workers[1].engine
     await fleet.until(lambda _: late.fence.admitted == 7)
@@ -350,9 +352,12 @@ async def test_a_manifest_of_20000_tensors_passes(fleet: Fleet, trainer: FakeTra
     view = await trainer.follow(await trainer.request(1, manifest), until=lambda v: v.send is not None)
     await trainer.sent(view, manifest=manifest)
     await trainer.wait_for(view.refit, Phase.COMPLETE)
-    call = next(call for name, call in fleet.workers[0].engine.calls if name == "Receive")
-    assert isinstance(call, Receive)
-    assert call.manifest == manifest
+    calls = dict(fleet.workers[0].engine.calls)
+    check, receive = calls["Check"], calls["Receive"]
+    assert isinstance(check, Check)
+    assert isinstance(receive, Receive)
+    assert check.manifest == manifest
+    assert receive.manifest_digest == manifest.digest()
 
 
 async def test_a_cache_reset_lists_every_engine(fleet: Fleet, trainer: FakeTrainer):

@@ -6,12 +6,16 @@ from typing import Any
 
 import pytest
 from tests.engines.hostfleet import HostFleet
-from tests.engines.tinymodels import BUCKETED, EXPERTS, TIED, write_model
+from tests.engines.tinymodels import BUCKETED, EXPERTS, GROUPED, TIED, write_model
 
 import rolloutfleet
 
 FLEETS: Mapping[str, dict[str, Any]] = {
+    "test_adapters": {"config": GROUPED, "engines": 2, "unpacked": True, "lora_rank": 8},
+    "test_adapters_ranks": {"config": GROUPED, "ranks": 2, "lora_rank": 8},
     "test_experts": {"config": EXPERTS},
+    "test_layout_ranks": {"config": TIED, "ranks": 2, "unpacked": True},
+    "test_layout_refit": {"config": GROUPED, "engines": 2, "unpacked": True},
     "test_one_fleet": {"config": BUCKETED, "engines": 2},
     "test_tensor_parallel": {"config": TIED, "ranks": 2},
 }

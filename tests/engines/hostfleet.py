@@ -14,23 +14,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tests.engines.cpuengine import CPU_ENGINE
+
 import rolloutfleet
 from rolloutfleet.contract.policy import RefitPolicy, Transport
 from rolloutfleet.contract.worker import WorkerReport, WorkerState
 
+REPOSITORY = Path(__file__).parents[2]
 TOKEN = "token-of-the-tests"
 SERVED_NAME = "tiny"
 START_SECONDS = 300.0
 """An engine starts in half a minute on two idle cores."""
 SOON_SECONDS = 60.0
-CPU_ENGINE = {
-    "HF_HUB_OFFLINE": "1",
-    "OMP_NUM_THREADS": "1",
-    "TORCH_COMPILE_DISABLE": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_NO_USAGE_STATS": "1",
-}
 
 Found = TypeVar("Found")
 
@@ -83,6 +78,7 @@ class Launched:
             "ROLLOUTFLEET_CONTROL_PORT": str(self.control_port),
             "ROLLOUTFLEET_RUNTIME_DIRECTORY": str(folder / "run"),
             "ROLLOUTFLEET_TERMINATION_LOG": str(self.termination_log),
+            "PYTHONPATH": str(REPOSITORY),
         }
         command = [sys.executable, "-m", "rolloutfleet_worker", "--", *arguments]
         with self.log.open("w") as output:
@@ -132,10 +128,10 @@ class Launched:
         with urllib.request.urlopen(request, timeout=30) as response:
             return WorkerReport.model_validate_json(response.read())
 
-    def generate(self, prompt: str, tokens: int) -> tuple[list[int], int]:
+    def generate(self, prompt: str, tokens: int, model: str = SERVED_NAME) -> tuple[list[int], int]:
         """Greedy tokens and the weight version that the engine names; urllib's HTTPError when it refuses."""
         body = {
-            "model": SERVED_NAME,
+            "model": model,
             "prompt": prompt,
             "max_tokens": tokens,
             "temperature": 0,
@@ -188,7 +184,10 @@ def _processes() -> list[tuple[int, _Stat]]:
 class HostFleet:
     """Engines of one model and the sync job that refits them."""
 
-    def __init__(self, folder: Path, model: Path, *, engines: int = 1, ranks: int = 1) -> None:
+    def __init__(
+        self, folder: Path, model: Path, *, engines: int = 1, ranks: int = 1, unpacked: bool = False, lora_rank: int = 0
+    ) -> None:
+        """``unpacked`` keeps CPU linears from packing their weights, as a GPU's do not; ``lora_rank`` lets engines serve adapters."""
         self.folder = folder
         self.model = model
         arguments = [
@@ -198,6 +197,8 @@ class HostFleet:
             "--dtype=float32",
             "--enforce-eager",
             "--max-model-len=256",
+            *(["--enable-lora", f"--max-lora-rank={lora_rank}", "--max-loras=4"] if lora_rank else []),
+            *(["--worker-extension-cls=tests.engines.unpacked.Unpacked"] if unpacked else []),
         ]
         self.engines = [Launched(folder, arguments, engine=index, ranks=ranks) for index in range(engines)]
         roster = {
@@ -217,7 +218,7 @@ class HostFleet:
         for engine in self.engines:
             engine.await_ready()
 
-    def start_sync(self, **policy: Any) -> None:
+    def start_sync(self, *, transport: Transport = Transport.GLOO, **policy: Any) -> None:
         """A sync job with this policy, in place of the one at work, which leaves its status behind."""
         self.stop_sync()
         port, _ = free_ports()
@@ -226,7 +227,7 @@ class HostFleet:
             *(sys.executable, "-m", "rolloutfleet_sync", "--host=127.0.0.1", f"--port={port}"),
             *("--roster", str(self.folder / "roster.json"), "--status", str(self.folder / "status.json")),
             *("--token-file", str(self.folder / "token"), f"--model={SERVED_NAME}"),
-            f"--policy={RefitPolicy(transport=Transport.GLOO, **policy).model_dump_json(by_alias=True)}",
+            f"--policy={RefitPolicy(transport=transport, **policy).model_dump_json(by_alias=True)}",
         ]
         with (self.folder / "sync.log").open("a") as output:
             self.sync = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)

@@ -19,7 +19,7 @@ import rolloutfleet
 from rolloutfleet.buckets import plan_buckets
 from rolloutfleet.contract.policy import RefitDeadlines
 from rolloutfleet.contract.worker import WorkerState
-from rolloutfleet.weights import NamedTensors
+from rolloutfleet.sources import NamedTensors
 
 REPOSITORY = Path(__file__).parents[2]
 TRANSFER_SECONDS = 5

@@ -32,6 +32,10 @@ TIED = LlamaConfig(
     vocab_size=260, hidden_size=128, intermediate_size=192, tie_word_embeddings=True, **ATTENTION, **NAMED
 )
 """The vocabulary is no multiple of what vLLM pads it to."""
+GROUPED = Qwen2Config(
+    vocab_size=260, hidden_size=128, intermediate_size=192, tie_word_embeddings=False, **ATTENTION, **NAMED
+)
+"""Projections with biases, of which vLLM fuses some."""
 EXPERTS = Qwen3MoeConfig(
     vocab_size=260,
     hidden_size=128,
@@ -65,6 +69,15 @@ def make_model(folder: Path, seed: int) -> PreTrainedModel:
     """The folder's architecture with weights of this seed, in float32 as the engines compute."""
     torch.manual_seed(seed)
     return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32).eval()
+
+
+def vary_vectors(model: PreTrainedModel) -> PreTrainedModel:
+    """The model with norms and biases that are not one value all over, as training leaves them."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter) / 10)
+    return model
 
 
 def greedy_tokens(model: PreTrainedModel, folder: Path, prompt: str, tokens: int) -> list[int]:

@@ -2,22 +2,27 @@
 
 import asyncio
 import hashlib
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
+from weakref import WeakValueDictionary
 
 from rolloutfleet.contract.manifest import Manifest
 from rolloutfleet.contract.members import Member
-from rolloutfleet.contract.policy import PauseMode
+from rolloutfleet.contract.policy import PauseMode, Transport
 from rolloutfleet.contract.problems import ProblemCode, ProblemError
-from rolloutfleet.contract.worker import Call, WorkerReport, WorkerState
+from rolloutfleet.contract.worker import Call, Locality, SleepLevel, WakeTag, WorkerReport, WorkerState
 from rolloutfleet_worker.fence import Fence, Identity
 from rolloutfleet_worker.pod import EnginePod
+from rolloutfleet_worker.podbase import Swapped
 from rolloutfleet_worker.ranks import RankFailedError
+
+SWAP_SECONDS = 0.004
 
 
 class FakeVllm:
-    """Pauses, resumes and drops its cache as told."""
+    """Pauses, resumes, swaps, sleeps and drops its cache as told."""
 
     def __init__(self, engine: "FakeEngine"):
         self._engine = engine
@@ -40,62 +45,163 @@ class FakeVllm:
     async def set_door(self, *_: object, **__: object) -> None:
         pass
 
+    async def swap(self, version: int, *, reset_cache: bool, pause: bool, deadline_seconds: float) -> Swapped:
+        engine = self._engine
+        assert engine.staged_weights is not None
+        assert engine.staged_weights[0] == version
+        engine.weights, engine.staged_weights, self.stale_cache = engine.staged_weights, None, True
+        return Swapped(await self.reset_cache(deadline_seconds) if reset_cache else None, SWAP_SECONDS)
+
+    async def refuses_sleep(self, deadline_seconds: float) -> str:
+        return self._engine.sleep_refusal
+
+    async def sleep(self, level: SleepLevel, deadline_seconds: float) -> None:
+        if level is SleepLevel.DISCARD:
+            self._engine.weights = None
+
+    async def wake(self, tags: Sequence[WakeTag], deadline_seconds: float) -> None:
+        pass
+
 
 class FakeRanks:
     """Ranks that receive when the test says so."""
 
+    _ports: ClassVar = itertools.count()
+    _lenders: ClassVar[WeakValueDictionary[int, "FakeEngine"]] = WeakValueDictionary()
+
     def __init__(self, engine: "FakeEngine"):
         self._engine = engine
+        self._transport = ""
+        self._let_go: asyncio.Event | None = None
         self.arrival: asyncio.Future[str] | None = None
+        self.began = asyncio.Event()
+        """Set once a transfer waits for its end."""
         self.complete = asyncio.Event()
         self.complete.set()
 
     def described(self, key: str) -> tuple[str, ...]:
-        return (self._engine.nccl_version if key == "nccl_version" else "",)
+        said = {"nccl_version": self._engine.nccl_version, "device": self._engine.device}
+        return (said.get(key, ""),) * self._engine.member.ranks
 
     def every_rank(self, body: dict[str, Any]) -> dict[int, dict[str, Any]]:
         return dict.fromkeys(range(self._engine.member.ranks), body)
 
     async def order_all(
-        self, op: str, bodies: Mapping[int, dict[str, Any]], deadline_seconds: float
+        self, op: str, bodies: Mapping[int, dict[str, Any]], deadline_seconds: float, *, unblock: str = "abort"
     ) -> dict[int, dict[str, Any]]:
-        if op == "receive":
-            return await self._receive(bodies)
-        return {rank: self._check(body) if op == "check" else {"rank": body["rank"]} for rank, body in bodies.items()}
+        match op:
+            case "receive":
+                return await self._receive(bodies)
+            case "borrow":
+                return await self._borrow(bodies)
+            case "lend":
+                self._let_go = asyncio.Event()
+                await self._let_go.wait()
+                return bodies
+        return {rank: self._at_once(op, rank, body) for rank, body in bodies.items()}
 
-    def _check(self, body: dict[str, Any]) -> dict[str, Any]:
+    def _at_once(self, op: str, rank: int, body: dict[str, Any]) -> dict[str, Any]:
+        engine = self._engine
+        match op:
+            case "check":
+                return self._check(rank, body)
+            case "join":
+                self._transport = body["transport"]
+                return {"rank": body["rank"]}
+            case "prepare":
+                return {"staging_bytes": 38 if body["staged"] else 0, "seconds": 0.0}
+            case "shape":
+                return {"shape": engine.shape, "live_digest": self._live_digest(rank)}
+            case "offer":
+                port = 1024 + next(self._ports) % 60000
+                self._lenders[port] = engine
+                return {"host": "127.0.0.1", "port": port}
+            case "free":
+                return {}
+        raise AssertionError(f"ranks know no order {op}")
+
+    def _check(self, rank: int, body: dict[str, Any]) -> dict[str, Any]:
         model = self._engine.tensors
         sent = {tensor["name"] for tensor in body["manifest"]["tensors"]}
         missing, extra = ([], []) if model is None else (sorted(model - sent), sorted(sent - model))
-        return {"missing": missing, "extra": extra, "misshapen": [], "consumed": {}}
+        self._manifest = Manifest.model_validate(body["manifest"])
+        faults = {"missing": missing, "extra": extra, "misshapen": [], "consumed": {}}
+        return faults | {"layout": self._layout(rank)}
+
+    def _layout(self, rank: int) -> dict[str, Any]:
+        placed = self._engine.calibrated
+        nbytes = self._manifest.nbytes
+        return {
+            "digest": f"placed-{rank}" if placed else "detoured",
+            "shape": self._engine.shape,
+            "placed_bytes": nbytes if placed else 0,
+            "detoured_bytes": 0 if placed else nbytes,
+            "detours": () if placed else ("2 tensors: not yet compared with a load through vLLM's loader",),
+            "room_bytes": self._engine.room_bytes,
+        }
+
+    def _live_digest(self, rank: int) -> str:
+        version, digest = self._engine.weights or (0, "mixture")
+        return f"{digest or version}-{rank}"
 
     async def _receive(self, bodies: Mapping[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
         engine = self._engine
         version = engine.fence.version_in_flight
-        manifest = Manifest.model_validate(bodies[0]["manifest"])
-        engine.weights, engine.vllm.stale_cache = None, True
+        staged = bodies[0]["staged"]
+        if not staged:
+            engine.weights, engine.vllm.stale_cache = None, True
         self.arrival = asyncio.get_running_loop().create_future()
+        self.began.set()
         digest = await self.arrival
         if engine.corrupts:
             digest = hashlib.sha256(digest.encode()).hexdigest()
-        engine.weights = (version, digest)
+        if staged:
+            engine.staged_weights = (version, digest)
+        else:
+            engine.weights = (version, digest)
+        learned = Transport(self._transport).by_layout and not engine.calibrated
+        engine.calibrated = engine.calibrated or learned
+        return {rank: self._received(rank, digest, learned=learned) for rank in bodies}
+
+    def _received(self, rank: int, digest: str, *, learned: bool) -> dict[str, Any]:
         return {
-            rank: {
-                "tensors": len(manifest.tensors),
-                "nbytes": manifest.nbytes,
-                "received_digest": digest,
-                "live_digest": f"{digest}-{rank}",
-                "receive_seconds": 0.1,
-                "load_seconds": 0.1,
-            }
-            for rank in bodies
+            "tensors": len(self._manifest.tensors),
+            "nbytes": self._manifest.nbytes,
+            "received_digest": digest,
+            "live_digest": f"{digest}-{rank}",
+            "layout": self._layout(rank),
+            "layout_changed": learned,
+            "receive_seconds": 0.1,
+            "load_seconds": 0.1,
         }
 
+    async def _borrow(self, bodies: Mapping[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
+        engine = self._engine
+        engine.weights, engine.vllm.stale_cache = None, True
+        engine.borrowing.set()
+        await engine.may_borrow.wait()
+        donor = self._lenders.get(bodies[0]["rendezvous"]["port"])
+        if donor is None or not donor.fence.lending or engine.peer_fails:
+            raise RankFailedError(f"{engine.name}: the lender is gone", touched=True)
+        engine.weights = donor.weights
+        donor.ranks.let_go()
+        blank = {"tensors": 0, "nbytes": 38, "received_digest": "", "layout": None, "layout_changed": False}
+        seconds = {"receive_seconds": 0.1, "load_seconds": 0.0}
+        return {rank: blank | seconds | {"live_digest": self._live_digest(rank)} for rank in bodies}
+
+    def let_go(self) -> None:
+        if self._let_go is not None:
+            self._let_go.set()
+
     async def abort_all(self) -> None:
+        self.let_go()
         self._engine.break_transfer("the transfer was aborted")
+        if not self._engine.may_borrow.is_set():
+            self._engine.peer_fails = True
+            self._engine.may_borrow.set()
 
 
-@dataclass
+@dataclass(eq=False)
 class FakeEngine:
     """One launcher process and its engine, from its start to its end."""
 
@@ -104,21 +210,38 @@ class FakeEngine:
     fleet_uid: str = "fleet-uid"
     environment: dict[str, str] = field(default_factory=dict)
     nccl_version: str = ""
+    device: str = "cpu"
+    locality: Locality = field(default_factory=Locality)
+    room_bytes: int = 1 << 30
+    """Room for a second copy of the weights."""
+    shape: str = "shape"
+    calibrated: bool = False
+    """Whether the layout has been compared with a load."""
     tensors: frozenset[str] | None = None
     """Names that the model has; None accepts every manifest."""
     cache_answer: bool = True
     cache_fails: bool = False
     """vLLM answers a cache reset with an error."""
     corrupts: bool = False
+    peer_fails: bool = False
+    """What is borrowed does not arrive."""
+    sleep_refusal: str = ""
     weights: tuple[int, str] | None = (0, "")
     """Version and digest of what is in memory; None while it is a mixture."""
+    staged_weights: tuple[int, str] | None = None
+    """Version and digest of what lies in the second buffer."""
     calls: list[tuple[str, Call]] = field(default_factory=list)
 
     def __post_init__(self):
         identity = Identity("f", self.fleet_uid, self.member.pod_name, self.member.pod_uid, self.instance)
+        self.borrowing = asyncio.Event()
+        self.may_borrow = asyncio.Event()
+        self.may_borrow.set()
         self.vllm, self.ranks = FakeVllm(self), FakeRanks(self)
         fence, count = Fence(identity).started(), self.member.ranks
-        self._pod = EnginePod(fence, self.member.engine, self.ranks, count, self.vllm, self._killed, self.environment)
+        self._pod = EnginePod(
+            fence, self.member.engine, self.ranks, count, self.vllm, self._killed, self.environment, self.locality
+        )
 
     @property
     def name(self) -> str:

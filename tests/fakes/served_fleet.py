@@ -21,6 +21,7 @@ from rolloutfleet.contract.worker import (
     CommitReport,
     JoinReport,
     ReceiveReport,
+    WakeTag,
     WorkerReport,
     WorkerState,
 )
@@ -50,10 +51,13 @@ class SmallEngine:
         self.calls: list[str] = []
         self.faults = ManifestFaults()
         self.cache_reset = True
+        self.sleep_level = 0
+        self.asleep: tuple[WakeTag, ...] = ()
         self.refuse: dict[str, str] = {}
         """Verb to words: answered with EngineFailed, before anything is done."""
         self.hold: set[str] = set()
         """Verbs that are answered only after an abort."""
+        self._manifests: dict[str, Manifest] = {}
         self._aborted = asyncio.Event()
         self._group: Any = None
         self._rank = 0
@@ -83,6 +87,8 @@ class SmallEngine:
         return self.report()
 
     async def _check(self, body: dict) -> CheckReport:
+        manifest = Manifest.model_validate(body["manifest"])
+        self._manifests[manifest.digest()] = manifest
         return CheckReport(faults=self.faults)
 
     async def _join(self, body: dict) -> JoinReport:
@@ -98,14 +104,14 @@ class SmallEngine:
 
     async def _receive(self, body: dict) -> ReceiveReport:
         self.state, self.version_in_flight = WorkerState.RECEIVING, body["version"]
-        manifest = Manifest.model_validate(body["manifest"])
+        manifest = self._manifests[body["manifestDigest"]]
         digest = await asyncio.to_thread(self.wire.receive, self._group, self._rank, manifest)
         self.digest, self.state = digest.hexdigest(), WorkerState.RECEIVED
         return ReceiveReport(
             version=body["version"],
             tensors=digest.tensors,
             nbytes=digest.nbytes,
-            received_digest=self.digest,
+            received_digests=(self.digest,),
             live_digests=(self.digest,),
             receive_seconds=0.0,
             load_seconds=0.0,
@@ -129,6 +135,17 @@ class SmallEngine:
         self.state = WorkerState.DIRTY if dirty else WorkerState.SERVING
         return self.report()
 
+    async def _sleep(self, body: dict) -> WorkerReport:
+        self.state, self.sleep_level = WorkerState.ASLEEP, body["level"]
+        self.asleep = tuple(WakeTag)
+        return self.report()
+
+    async def _wake(self, body: dict) -> WorkerReport:
+        self.asleep = tuple(tag for tag in self.asleep if body["tags"] and tag not in body["tags"])
+        if not self.asleep:
+            self.state, self.sleep_level = WorkerState.SERVING, 0
+        return self.report()
+
     async def _reset_cache(self, body: dict) -> CacheReport:
         return CacheReport(cache_reset=self.cache_reset)
 
@@ -145,6 +162,8 @@ class SmallEngine:
             version=self.version,
             version_in_flight=self.version_in_flight,
             admitted=self.admitted,
+            sleep_level=self.sleep_level,
+            asleep=self.asleep,
             devices=("cpu",),
         )
 
@@ -180,8 +199,9 @@ class FixedRoster:
 class ServedFleet:
     """Two engines and a sync job in an event loop of their own."""
 
-    def __init__(self, wire: MemoryWire | GlooWire) -> None:
+    def __init__(self, wire: MemoryWire | GlooWire, engine: type[SmallEngine] = SmallEngine) -> None:
         self.wire = wire
+        self._kind = engine
         self.policy = RefitPolicy(transport=Transport.GLOO, deadlines=RefitDeadlines(forming_seconds=60))
         self.timing = Timing(poll=0.02, heartbeat=0.1, retry=0.05, lease=30.0)
         self._loop = asyncio.new_event_loop()
@@ -206,7 +226,7 @@ class ServedFleet:
         self.runtime: Runtime | None = None
 
     async def _engine(self, number: int) -> SmallEngine:
-        return SmallEngine(number, self.wire)
+        return self._kind(number, self.wire)
 
     def run(self, coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(SOON)

@@ -17,6 +17,7 @@ from rolloutfleet.contract.trainer import (
     RequestRefit,
     TrainerFailed,
     TrainerJoined,
+    TrainerPrepared,
     TrainerSent,
 )
 from rolloutfleet.contract.worker import Receive, ReceiveReport, Rendezvous
@@ -29,6 +30,7 @@ from rolloutfleet_sync.protocol.view import view_refit
 
 DEADLINES = RefitDeadlines(
     forming_seconds=20,
+    preparing_seconds=10,
     pausing_seconds=10,
     transferring_seconds=30,
     verifying_seconds=10,
@@ -78,6 +80,8 @@ class Simulation:
         self.published = {0: ""}
         self.received: set[tuple[str, str, int, str]] = set()
         self.sent: dict[tuple[int, int], str] = {}
+        self.layouts: tuple[str, ...] = ()
+        """Digests of the workers' layouts, once the trainer has prepared."""
         self.calls: list[CallWorker] = []
         self.answers: list[events.Event] = []
         self.transfers: list[tuple[CallWorker, FakeEngine]] = []
@@ -202,7 +206,9 @@ class Simulation:
             return events.CallFailed(command.call, error.problem, refused=True)
         report = task.result()
         if isinstance(report, ReceiveReport):
-            self.received.add((engine.member.pod_uid, engine.instance, report.version, report.received_digest))
+            self.received.update(
+                (engine.member.pod_uid, engine.instance, report.version, digest) for digest in report.received_digests
+            )
         return events.CallAnswered(command.call, report)
 
     def no_answer(self, command: CallWorker) -> events.CallFailed:
@@ -248,7 +254,7 @@ class Simulation:
         assert (refit.epoch, refit.version) == (intent.epoch, version)
         sent = self.sent[intent.epoch, version]
         assert refit.sent is not None, "the trainer has said what it sent"
-        assert refit.sent.digest == sent
+        assert set(refit.sent.digests.values()) == {sent}
         for seat in refit.seats:
             assert (seat.pod_uid, seat.instance, version, sent) in self.received, f"{seat.pod_name} lacks {version}"
         return sent
@@ -292,6 +298,12 @@ class Simulation:
     def join(self, refit: str = "r1") -> None:
         self.apply(events.TrainerHasJoined(refit, TrainerJoined(epoch=self.view(refit).epoch)))
 
+    def prepare(self, refit: str = "r1") -> None:
+        view = self.view(refit)
+        assert view.prepare is not None
+        self.layouts = view.prepare.layouts
+        self.apply(events.TrainerHasPrepared(refit, TrainerPrepared(epoch=view.epoch)))
+
     def send(self, refit: str = "r1", digest: str | None = None) -> None:
         """The trainer sends, and says so."""
         view = self.view(refit)
@@ -302,7 +314,8 @@ class Simulation:
         view = self.view(refit)
         epoch, version = view.epoch, view.version
         nbytes, tensors = MANIFEST.nbytes, len(MANIFEST.tensors)
-        message = TrainerSent(epoch=epoch, tensors=tensors, nbytes=nbytes, digest=digest or self.sent[epoch, version])
+        digests = dict.fromkeys(self.layouts or ("",), digest or self.sent[epoch, version])
+        message = TrainerSent(epoch=epoch, tensors=tensors, nbytes=nbytes, digests=digests)
         self.apply(events.TrainerHasSent(refit, message))
 
     def fail(self, refit: str = "r1") -> None:
@@ -318,6 +331,8 @@ class Simulation:
                 return view
             if view.join is not None and "trainer" in view.waiting_for:
                 self.join(refit)
+            elif view.prepare is not None and "trainer" in view.waiting_for:
+                self.prepare(refit)
             elif view.send is not None and "trainer" in view.waiting_for:
                 self.send(refit)
             else:

@@ -12,7 +12,7 @@ from fakes.clock import SkippingClock
 from fakes.engine import FakeEngine
 from fakes.worker import FakeWorker, Wire
 from rolloutfleet.contract.members import Member, Roster
-from rolloutfleet.contract.policy import RefitDeadlines, RefitPolicy, Transport
+from rolloutfleet.contract.policy import PauseMode, RefitDeadlines, RefitPolicy, Staging, Transport
 from rolloutfleet_sync.protocol.model import Identity, Timing, initial_state
 from rolloutfleet_sync.protocol.record import Record
 from rolloutfleet_sync.protocol.view import Readiness
@@ -82,14 +82,18 @@ class Fleet:
     deadlines: RefitDeadlines = field(default_factory=RefitDeadlines)
     token: str = "secret"
     engines: int = 2
+    staging: Staging = Staging.AUTO
+    pause: PauseMode = PauseMode.KEEP
 
     def __post_init__(self):
         self.clock = SkippingClock()
         self.wire = Wire()
         self.store = MemoryStatus()
         self.workers: list[FakeWorker] = []
-        self.policy = RefitPolicy(transport=self.transport, deadlines=self.deadlines)
-        self.timing = Timing(poll=0.05, heartbeat=0.2, retry=0.02, unreachable=1.0, aborting=2.0)
+        self.policy = RefitPolicy(
+            transport=self.transport, staging=self.staging, pause=self.pause, deadlines=self.deadlines
+        )
+        self.timing = Timing(poll=0.05, heartbeat=0.2, retry=0.02, unreachable=1.0, aborting=2.0, borrowing_retry=0.1)
         self.url = ""
 
     def new_worker(self, engine: int, incarnation: int = 0, ranks: int = 1) -> FakeWorker:

@@ -11,7 +11,7 @@ from fakes.worker import Wire
 from rolloutfleet.contract.manifest import Manifest, TensorSpec
 from rolloutfleet.contract.names import API_PREFIX
 from rolloutfleet.contract.problems import Problem, ProblemError
-from rolloutfleet.contract.trainer import FleetView, OpenSession, Phase, RefitView, SessionView
+from rolloutfleet.contract.trainer import FleetView, OpenSession, Phase, RefitView, SessionView, TrainerSent
 from rolloutfleet.contract.worker import Rendezvous
 
 MANIFEST = Manifest(
@@ -25,6 +25,8 @@ class FakeTrainer:
     def __init__(self, http: aiohttp.ClientSession, url: str, wire: Wire, token: str = "secret", name: str = "t1"):
         self.name = name
         self.session = ""
+        self.layouts: tuple[str, ...] = ()
+        """Digests of the workers' layouts, once a refit has been prepared."""
         self.url = url
         self._http = http
         self._wire = wire
@@ -69,14 +71,19 @@ class FakeTrainer:
         body = f'{{"epoch": {view.epoch}}}'
         return RefitView.model_validate_json(await self.call("POST", f"refits/{view.refit}/joined", body))
 
+    async def prepared(self, view: RefitView) -> RefitView:
+        assert view.prepare is not None
+        self.layouts = view.prepare.layouts
+        body = f'{{"epoch": {view.epoch}}}'
+        return RefitView.model_validate_json(await self.call("POST", f"refits/{view.refit}/prepared", body))
+
     async def sent(self, view: RefitView, digest: str | None = None, manifest: Manifest = MANIFEST) -> RefitView:
         """Send over the wire, then say what was sent; ``digest`` is a lie about it."""
         true = f"bytes-{view.version}"
         self._wire.send(view.epoch, view.version, true)
-        body = (
-            f'{{"epoch": {view.epoch}, "tensors": {len(manifest.tensors)}, "nbytes": {manifest.nbytes}, '
-            f'"digest": "{digest or true}"}}'
-        )
+        digests = dict.fromkeys(self.layouts or ("",), digest or true)
+        message = TrainerSent(epoch=view.epoch, tensors=len(manifest.tensors), nbytes=manifest.nbytes, digests=digests)
+        body = message.model_dump_json(by_alias=True)
         return RefitView.model_validate_json(await self.call("POST", f"refits/{view.refit}/sent", body))
 
     async def follow(
@@ -89,6 +96,9 @@ class FakeTrainer:
                 if view.join is not None and "join" not in done:
                     done.add("join")
                     view = await self.joined(view)
+                elif view.prepare is not None and "prepare" not in done:
+                    done.add("prepare")
+                    view = await self.prepared(view)
                 elif view.send is not None and "send" not in done:
                     done.add("send")
                     view = await self.sent(view, digest)

@@ -1,6 +1,7 @@
 """Two transports for the client's contract tests: one in memory that blocks and aborts as gloo does, and gloo itself."""
 
 import hashlib
+import importlib.util
 import socket
 import sys
 import threading
@@ -13,6 +14,8 @@ import pytest
 
 import rolloutfleet.transport
 from rolloutfleet.contract.manifest import Manifest
+from rolloutfleet.contract.policy import Wire
+from rolloutfleet.sources.source import WeightSource
 
 
 class MemoryGroup:
@@ -95,6 +98,15 @@ class TextTensor:
     shape: tuple[int, ...] = (2,)
     dtype: str = "torch.float32"
 
+    def detach(self) -> "TextTensor":
+        return self
+
+    def data_ptr(self) -> int:
+        return id(self)
+
+    def stride(self) -> tuple[int, ...]:
+        return (1,)
+
 
 class MemoryWire:
     """Replaces the client's transport modules by groups in memory."""
@@ -104,11 +116,15 @@ class MemoryWire:
         self._guard = threading.Lock()
         for name, module in {
             "store": SimpleNamespace(host_store=self._host),
-            "gloo": SimpleNamespace(form_group=self._form),
+            "group": SimpleNamespace(form_group=self._form),
+            "exchange": SimpleNamespace(publish_holdings=lambda *_: None),
             "sending": SimpleNamespace(send=self._send),
         }.items():
             monkeypatch.setitem(sys.modules, f"rolloutfleet.transport.{name}", module)
             monkeypatch.setattr(rolloutfleet.transport, name, module, raising=False)
+        if importlib.util.find_spec("torch") is None:
+            no_gpu = SimpleNamespace(is_available=lambda: False)
+            monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(device=str, cuda=no_gpu))
 
     def _host(self, listening: socket.socket, timeout: float) -> int:
         with listening:
@@ -132,16 +148,26 @@ class MemoryWire:
         return TextTensor(content)
 
     def _form(
-        self, port: int, epoch: int, rank: int, world_size: int, timeout: float, cancelled: threading.Event
+        self,
+        wire: Wire,
+        port: int,
+        epoch: int,
+        rank: int,
+        world_size: int,
+        device: object,
+        timeout: float,
+        cancelled: threading.Event,
     ) -> MemoryGroup:
+        assert wire is Wire.GLOO
         with self._guard:
             group = self._groups.setdefault((port, epoch), MemoryGroup(epoch, world_size))
         group.arrive(rank, timeout, cancelled)
         return group
 
-    def _send(self, group: MemoryGroup, manifest: Manifest, tensors, timeout: float) -> TextDigest:
+    def _send(self, group: MemoryGroup, manifest: Manifest, source: WeightSource, timeout: float) -> TextDigest:
         digest = TextDigest()
-        for spec, tensor in tensors.checked(manifest):
+        source.bind(manifest)
+        for spec, tensor in source.whole():
             group.send(spec.name, tensor.content, timeout)
             digest.update(spec.name, tensor.content, spec.nbytes)
         return digest
@@ -164,7 +190,7 @@ class GlooWire:
         digest = StreamDigest()
         for bucket in plan_buckets(manifest):
             buffer = torch.empty(bucket.nbytes, dtype=torch.uint8)
-            group.broadcast_from_zero(buffer, 60)
+            group.broadcast(buffer, 0, time.monotonic() + 60)
             for spec, offset in bucket.entries:
                 tensor = buffer[offset : offset + spec.nbytes].view(getattr(torch, spec.dtype)).reshape(spec.shape)
                 digest.update(spec.name, tensor)

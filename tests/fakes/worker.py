@@ -11,18 +11,39 @@ from fakes.engine import FakeEngine
 from rolloutfleet.contract.members import Member
 from rolloutfleet.contract.names import API_PREFIX
 from rolloutfleet.contract.problems import ProblemCode, ProblemError
-from rolloutfleet.contract.worker import Abort, Admit, Call, Check, Commit, Join, Pause, Receive, ResetCache, Resume
+from rolloutfleet.contract.worker import (
+    Abort,
+    Admit,
+    Borrow,
+    Call,
+    Check,
+    Commit,
+    Join,
+    Lend,
+    Pause,
+    Prepare,
+    Receive,
+    ResetCache,
+    Resume,
+    Sleep,
+    Wake,
+)
 
 VERBS: dict[str, type[Call]] = {
     "admit": Admit,
     "check": Check,
     "join": Join,
+    "prepare": Prepare,
     "pause": Pause,
     "receive": Receive,
     "commit": Commit,
     "resume": Resume,
     "abort": Abort,
     "reset-cache": ResetCache,
+    "sleep": Sleep,
+    "wake": Wake,
+    "lend": Lend,
+    "borrow": Borrow,
 }
 
 
@@ -105,7 +126,11 @@ class FakeWorker:
         await self._runner.cleanup()
         self.hangs.clear()
         self.engine = FakeEngine(
-            self.engine.member, instance=f"{self.engine.instance}+", environment=self.engine.environment
+            self.engine.member,
+            instance=f"{self.engine.instance}+",
+            environment=self.engine.environment,
+            device=self.engine.device,
+            locality=self.engine.locality,
         )
         await self.start()
 

@@ -13,14 +13,19 @@ from rolloutfleet.contract.problems import ProblemCode, ProblemError
 from rolloutfleet.contract.worker import (
     Abort,
     Admit,
+    Borrow,
     Call,
     Check,
     Commit,
     Join,
+    Lend,
     Pause,
+    Prepare,
     Receive,
     ResetCache,
     Resume,
+    Sleep,
+    Wake,
     WorkerState,
 )
 from rolloutfleet_worker.pod import EnginePod
@@ -71,12 +76,17 @@ def make_application(pod: EnginePod, token: str, live: Callable[[], str]) -> web
             web.post(f"{worker}/admit", verb(Admit, pod.admit)),
             web.post(f"{worker}/check", verb(Check, pod.check)),
             web.post(f"{worker}/join", verb(Join, pod.join)),
+            web.post(f"{worker}/prepare", verb(Prepare, pod.prepare)),
             web.post(f"{worker}/pause", verb(Pause, pod.pause)),
             web.post(f"{worker}/receive", verb(Receive, pod.receive)),
             web.post(f"{worker}/commit", verb(Commit, pod.commit)),
             web.post(f"{worker}/resume", verb(Resume, pod.resume)),
             web.post(f"{worker}/abort", verb(Abort, pod.abort)),
             web.post(f"{worker}/reset-cache", verb(ResetCache, pod.reset_cache)),
+            web.post(f"{worker}/sleep", verb(Sleep, pod.sleep)),
+            web.post(f"{worker}/wake", verb(Wake, pod.wake)),
+            web.post(f"{worker}/lend", verb(Lend, pod.lend)),
+            web.post(f"{worker}/borrow", verb(Borrow, pod.borrow)),
         ]
     )
     return application

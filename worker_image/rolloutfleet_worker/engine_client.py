@@ -1,13 +1,16 @@
 """Calls from the launcher to the middleware inside vLLM's API server."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import aiohttp
 
 from rolloutfleet.contract.policy import PauseMode
 from rolloutfleet.contract.problems import ProblemCode, ProblemError
+from rolloutfleet.contract.worker import SleepLevel, WakeTag
 from rolloutfleet_worker.fence import Door
 from rolloutfleet_worker.middleware import ENGINE_PREFIX, SECRET_HEADER
+from rolloutfleet_worker.podbase import Swapped
 
 
 class EngineClient:
@@ -41,6 +44,39 @@ class EngineClient:
         """Say what happens to requests that generate, and which weight version their answers name."""
         await self._call("door", {"door": door, "version": version, "reason": reason}, deadline_seconds)
 
+    async def swap(self, version: int, *, reset_cache: bool, pause: bool, deadline_seconds: float) -> Swapped:
+        """Have every rank copy its staged version into the live weights between two steps.
+
+        With ``pause`` the engine is stopped for just that long, and goes on unless the cache was to be reset and was not.
+
+        Raises:
+            ProblemError: a rank could not copy, or not in time; the engine stays stopped then.
+        """
+        body = {"version": version, "reset_cache": reset_cache, "pause": pause}
+        answer = await self._call("swap", body, deadline_seconds)
+        return Swapped(cache_reset=answer["reset"], pause_seconds=float(answer["pause_seconds"]))
+
+    async def serve_adapter(self, name: str, version: int, deadline_seconds: float) -> float:
+        """Have requests that name an adapter take this version of it; how many seconds no step could run meanwhile."""
+        answer = await self._call("serve-adapter", {"name": name, "version": version}, deadline_seconds)
+        return float(answer["pause_seconds"])
+
+    async def withdraw_adapters(self, names: Sequence[str], deadline_seconds: float) -> None:
+        """Requests that name these adapters are refused from now on."""
+        await self._call("withdraw-adapters", {"names": list(names)}, deadline_seconds)
+
+    async def refuses_sleep(self, deadline_seconds: float) -> str:
+        """Why this engine cannot sleep; empty when it can."""
+        return str((await self._call("sleepless", {}, deadline_seconds))["reason"])
+
+    async def sleep(self, level: SleepLevel, deadline_seconds: float) -> None:
+        """Requests in flight are aborted; returns when the device's memory is free."""
+        await self._call("sleep", {"level": int(level)}, deadline_seconds)
+
+    async def wake(self, tags: Sequence[WakeTag], deadline_seconds: float) -> None:
+        """Returns when what the tags name is back; vLLM goes on generating once all of it is."""
+        await self._call("wake", {"tags": list(tags)}, deadline_seconds)
+
     async def _call(self, verb: str, body: dict[str, Any], deadline_seconds: float) -> dict[str, Any]:
         try:
             async with self._session.post(
@@ -52,7 +88,7 @@ class EngineClient:
                 if response.status != 200:
                     raise ProblemError(
                         ProblemCode.ENGINE_FAILED,
-                        f"vLLM answered {verb} with {response.status}: {(await response.text())[:500]}",
+                        f"vLLM answered {verb} with {response.status}: {(await response.text())[:1500]}",
                     )
                 answer: dict[str, Any] = await response.json()
                 return answer

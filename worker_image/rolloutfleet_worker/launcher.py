@@ -16,6 +16,8 @@ from aiohttp import web
 from rolloutfleet.contract.environment import communication_environment
 from rolloutfleet.contract.problems import ProblemError
 from rolloutfleet.contract.worker import WorkerState
+from rolloutfleet.locality import locality
+from rolloutfleet_worker.adapter_files import ENV_ADAPTERS, private_folder
 from rolloutfleet_worker.control import make_application
 from rolloutfleet_worker.engine_client import EngineClient
 from rolloutfleet_worker.engine_process import EngineProcess
@@ -53,15 +55,18 @@ class Launcher:
     async def run(self) -> int:
         """The exit code: 0 after a requested stop, 1 when vLLM ended by itself."""
         # A folder of our own, so that nobody else can offer a socket in our place.
-        with TemporaryDirectory(prefix="rolloutfleet-") as folder:
-            return await self._run(Path(folder) / "ranks.sock")
+        with (
+            TemporaryDirectory(prefix="rolloutfleet-") as folder,
+            private_folder(self._settings.identity.pod_uid) as adapters,
+        ):
+            return await self._run(Path(folder) / "ranks.sock", adapters)
 
-    async def _run(self, socket_path: Path) -> int:
+    async def _run(self, socket_path: Path, adapters: Path) -> int:
         settings = self._settings
         ranks = Ranks(settings.ranks, lambda rank: self._declare_dead(f"the process of local rank {rank} ended"))
         await ranks.listen(socket_path)
         self._catch_signals()
-        process = await EngineProcess.start(self._arguments, self._child_environment(socket_path))
+        process = await EngineProcess.start(self._arguments, self._child_environment(socket_path, adapters))
         async with aiohttp.ClientSession() as session:
             engine = EngineClient(session, settings.generation_port, self._secret)
             fence = Fence(identity=settings.identity, await_first_refit=settings.await_first_refit)
@@ -73,6 +78,7 @@ class Launcher:
                 engine,
                 process.kill,
                 communication_environment(self._environment),
+                locality(),
             )
             runner = web.AppRunner(make_application(self._pod, settings.token, self._why_dead), access_log=None)
             await runner.setup()
@@ -141,8 +147,9 @@ class Launcher:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
 
-    def _child_environment(self, socket_path: Path) -> dict[str, str]:
+    def _child_environment(self, socket_path: Path, adapters: Path) -> dict[str, str]:
         return {
+            ENV_ADAPTERS: str(adapters),
             ENV_RANK_SOCKET: str(socket_path),
             ENV_ENGINE_SECRET: self._secret,
             ENV_ENGINE_NAME: self._settings.identity.pod_name,

@@ -8,13 +8,22 @@ held; when it closes, requests in flight end with 503 (or a broken stream), so t
 import asyncio
 import hmac
 import json
+import logging
 import os
+import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from collections.abc import Set as AbstractSet
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from rolloutfleet.contract.names import HEADER_ENGINE, HEADER_WEIGHT_VERSION
+from rolloutfleet.contract.worker import WakeTag
+from rolloutfleet_worker.adapter_files import ENV_ADAPTERS, version_folder
 from rolloutfleet_worker.fence import Door
+from rolloutfleet_worker.served_adapters import ServedAdapters
+
+log = logging.getLogger(__name__)
 
 ENGINE_PREFIX = "/rolloutfleet/engine/"
 ENV_ENGINE_SECRET = "ROLLOUTFLEET_ENGINE_SECRET"  # noqa: S105 - the variable's name
@@ -40,6 +49,7 @@ class FleetMiddleware:
         self._reason = "the sync job has not admitted this engine yet"
         self._version = 0
         self._moved = asyncio.Condition()
+        self._adapters = ServedAdapters()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"].startswith(ENGINE_PREFIX):
@@ -97,19 +107,31 @@ class FleetMiddleware:
         if not hmac.compare_digest(given, self._secret.encode()):
             await _answer(send, 401, {"message": f"{ENGINE_PREFIX} is for this pod's launcher alone"})
             return
-        call = {
+        verbs: dict[str, Callable[[Any, dict[str, Any]], Awaitable[dict[str, Any]]]] = {
             "health": self._health,
             "pause": self._pause,
             "resume": self._resume,
             "reset-cache": self._reset_cache,
             "door": self._set_door,
-        }.get(scope["path"].removeprefix(ENGINE_PREFIX))
+            "swap": self._swap,
+            "serve-adapter": partial(self._serve_adapter, scope["app"].state),
+            "withdraw-adapters": partial(self._withdraw_adapters, scope["app"].state),
+            "sleepless": self._sleepless,
+            "sleep": self._sleep,
+            "wake": self._wake,
+        }
+        call = verbs.get(scope["path"].removeprefix(ENGINE_PREFIX))
         if call is None:
             await _answer(send, 404, {"message": f"no such route: {scope['path']}"})
             return
-        await _answer(
-            send, 200, await call(scope["app"].state.engine_client, json.loads(await _body(receive) or b"{}"))
-        )
+        try:
+            answer = await call(scope["app"].state.engine_client, json.loads(await _body(receive) or b"{}"))
+        except Exception as error:
+            # The outermost loop of the launcher's calls. What fails in vLLM's core arrives as a bare Exception; its words are the cause.
+            log.exception("%s failed", scope["path"])
+            await _answer(send, 500, {"message": f"{type(error).__name__}: {error}"})
+            return
+        await _answer(send, 200, answer)
 
     async def _health(self, engine: Any, _: dict[str, Any]) -> dict[str, Any]:
         """A round trip through the engine's own loop: an answer here means more than a live web server."""
@@ -129,6 +151,60 @@ class FleetMiddleware:
         reset = await engine.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
         await engine.reset_encoder_cache()
         return {"reset": reset}
+
+    async def _swap(self, engine: Any, body: dict[str, Any]) -> dict[str, Any]:
+        """Copies the staged version into the live weights while no step runs, and names it in answers from then on.
+
+        A scheduler that keeps its requests stops after the step in flight; the copy runs on vLLM's own thread of each rank. The cache
+        goes in the same breath: frozen requests are preempted and computed anew, so that no block of older weights is ever read. When
+        anything fails the scheduler stays stopped, for the launcher to close the door.
+        """
+        core = engine.engine_core
+        if body["pause"]:
+            # AsyncLLM.pause_generation sleeps another 20 ms, in which nothing could run.
+            await core.pause_scheduler_async(mode="keep", clear_cache=False)
+        stopped = time.perf_counter()
+        # Sent at once: the engine's loop takes them one after another, without a round trip in between.
+        update = {"update_info": {"version": body["version"]}}
+        await asyncio.gather(
+            core.collective_rpc_async("start_weight_update"),
+            core.collective_rpc_async("update_weights", None, (), update),
+            core.collective_rpc_async("finish_weight_update"),
+        )
+        reset = (await self._reset_cache(engine, {}))["reset"] if body["reset_cache"] else None
+        self._version = body["version"]
+        if body["pause"] and reset is not False:
+            await core.resume_scheduler_async()
+        return {"reset": reset, "pause_seconds": time.perf_counter() - stopped}
+
+    async def _serve_adapter(self, state: Any, engine: Any, body: dict[str, Any]) -> dict[str, Any]:
+        """Loading runs on the engine's own loop between two steps."""
+        folder = version_folder(Path(os.environ[ENV_ADAPTERS]), body["name"], body["version"])
+        began = time.perf_counter()
+        await self._adapters.serve(engine, state.openai_serving_models, body["name"], body["version"], str(folder))
+        return {"pause_seconds": time.perf_counter() - began}
+
+    async def _withdraw_adapters(self, state: Any, _: Any, body: dict[str, Any]) -> dict[str, Any]:
+        self._adapters.withdraw(state.openai_serving_models, body["names"])
+        return {}
+
+    async def _sleepless(self, engine: Any, _: dict[str, Any]) -> dict[str, Any]:
+        if engine.vllm_config.model_config.enable_sleep_mode:
+            return {"reason": ""}
+        return {
+            "reason": "this engine was started without --enable-sleep-mode, which vLLM offers on GPUs alone; add it to the fleet's "
+            "engine arguments"
+        }
+
+    async def _sleep(self, engine: Any, body: dict[str, Any]) -> dict[str, Any]:
+        await engine.sleep(level=body["level"], mode="abort")
+        return {}
+
+    async def _wake(self, engine: Any, body: dict[str, Any]) -> dict[str, Any]:
+        await engine.wake_up(tags=body["tags"])
+        if WakeTag.WEIGHTS in body["tags"]:
+            await self._adapters.forget_loaded(engine)
+        return {}
 
     async def _set_door(self, _: Any, body: dict[str, Any]) -> dict[str, Any]:
         async with self._moved:

@@ -1,25 +1,24 @@
 """One engine pod: carries out the control calls that its fence accepts, on vLLM and on its ranks."""
 
-import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
-from typing import Protocol
+from collections.abc import Callable, Mapping
 
-from rolloutfleet.contract.policy import CachePolicy, PauseMode, Transport
+from rolloutfleet.contract.policy import CachePolicy
 from rolloutfleet.contract.problems import ProblemCode, ProblemError
 from rolloutfleet.contract.worker import (
     Abort,
     Admit,
     CacheReport,
-    Call,
     Check,
     CheckReport,
     Commit,
     CommitReport,
     Join,
     JoinReport,
+    Locality,
     Pause,
+    Prepare,
+    PrepareReport,
     Receive,
     ReceiveReport,
     ResetCache,
@@ -27,28 +26,18 @@ from rolloutfleet.contract.worker import (
     WorkerReport,
     WorkerState,
 )
-from rolloutfleet_worker.fence import Door, Fence
-from rolloutfleet_worker.ranks import ABORT_SECONDS, RankFailedError, Ranks, RankStuckError
-from rolloutfleet_worker.reports import merge_checks, merge_receives
+from rolloutfleet_worker.fence import Fence
+from rolloutfleet_worker.peerverbs import PeerVerbs
+from rolloutfleet_worker.podbase import ENGINE_CALL_SECONDS, Engine
+from rolloutfleet_worker.ranks import RankFailedError, Ranks
+from rolloutfleet_worker.reports import merge_checks, merge_prepares, merge_receives
+from rolloutfleet_worker.sleepverbs import SleepVerbs
 from rolloutfleet_worker.wire import Frame
 
 log = logging.getLogger(__name__)
 
-ENGINE_CALL_SECONDS = 30.0
-"""How long vLLM may take to resume, to reset its cache or to move its door."""
-RESCUE_RETRY_SECONDS = 5.0
 
-
-class Engine(Protocol):
-    """What the pod needs of vLLM."""
-
-    async def pause(self, mode: PauseMode, deadline_seconds: float) -> None: ...
-    async def resume(self, deadline_seconds: float) -> None: ...
-    async def reset_cache(self, deadline_seconds: float) -> bool: ...
-    async def set_door(self, door: Door, *, version: int, reason: str, deadline_seconds: float) -> None: ...
-
-
-class EnginePod:
+class EnginePod(SleepVerbs, PeerVerbs):
     """The control surface's verbs. One that changes anything runs at a time; an abort interrupts a join or a transfer first."""
 
     def __init__(
@@ -60,19 +49,10 @@ class EnginePod:
         engine: Engine,
         kill: Callable[[], None],
         environment: Mapping[str, str],
+        locality: Locality | None = None,
     ) -> None:
-        self.fence = fence
-        self._engine_index = engine_index
-        self._ranks = ranks
-        self._rank_count = rank_count
-        self._engine = engine
-        self._kill = kill
-        self._environment = dict(environment)
-        self._turn = asyncio.Lock()
-        self._transport = Transport.GLOO
+        super().__init__(fence, engine_index, ranks, rank_count, engine, kill, environment, locality or Locality())
         self._cache_reset_for = 0
-        self._pause_end: asyncio.TimerHandle | None = None
-        self._rescue: asyncio.Task[None] | None = None
 
     async def started(self) -> None:
         """vLLM is up: from now on calls are answered."""
@@ -91,28 +71,6 @@ class EnginePod:
                 if self.fence.state is WorkerState.SERVING:
                     await self._engine.resume(ENGINE_CALL_SECONDS)
 
-    def report(self) -> WorkerReport:
-        fence = self.fence
-        up = self._ranks.complete.is_set()
-        return WorkerReport(
-            fleet_uid=fence.identity.fleet_uid,
-            pod_name=fence.identity.pod_name,
-            pod_uid=fence.identity.pod_uid,
-            instance=fence.identity.instance,
-            engine=self._engine_index,
-            ranks=self._rank_count,
-            state=fence.state,
-            epoch=fence.epoch,
-            version=fence.version,
-            version_in_flight=fence.version_in_flight,
-            admitted=fence.admitted,
-            vllm_version=self._ranks.described("vllm_version")[0] if up else "",
-            nccl_version=self._ranks.described("nccl_version")[0] if up else "",
-            devices=self._ranks.described("device") if up else (),
-            environment=self._environment,
-            message=fence.message or fence.unready_reason(),
-        )
-
     async def admit(self, call: Admit) -> WorkerReport:
         async with self._act(call):
             self.fence = self.fence.admit(call.version)
@@ -121,24 +79,25 @@ class EnginePod:
 
     async def check(self, call: Check) -> CheckReport:
         """Runs beside generation and beside other calls; the weights are not touched."""
-        self.fence = self.fence.accept(call)
+        self.fence = self.fence.accept(call).check_begins()
         self._require_engine()
-        orders = self._ranks.every_rank({"manifest": call.manifest.model_dump(mode="json")})
+        orders = self._ranks.every_rank(self._check_order(call))
         try:
             answers = await self._order("check", orders, call.deadline_seconds)
         except RankFailedError as failure:
             raise self._problem(ProblemCode.ENGINE_FAILED, f"the manifest could not be checked: {failure}") from failure
-        return merge_checks(call.manifest, list(answers.values()))
+        return merge_checks(call.manifest, [answers[rank] for rank in sorted(answers)])
 
     async def join(self, call: Join) -> JoinReport:
         async with self._act(call):
             self.fence = self.fence.join_begins()
-            self._transport = call.transport
             orders: dict[int, Frame] = {
                 local: {
                     "epoch": call.epoch,
                     "transport": call.transport,
+                    "wire": call.wire,
                     "rendezvous": call.rendezvous.model_dump(mode="json"),
+                    "trainer_ranks": call.trainer_ranks,
                     "rank_offset": call.rank_offset,
                     "rank": call.rank_offset + local,
                     "world_size": call.world_size,
@@ -153,51 +112,84 @@ class EnginePod:
             self.fence = self.fence.join_done()
         return JoinReport(ranks=tuple(answers[local]["rank"] for local in range(self._rank_count)))
 
+    async def prepare(self, call: Prepare) -> PrepareReport:
+        """Runs while the engine serves; a failure leaves the engine as it was."""
+        async with self._act(call):
+            self.fence = self.fence.prepare_begins(staged=call.staged)
+            body = {
+                "manifest_digest": call.manifest_digest,
+                "layouts": call.layouts,
+                "staged": call.staged,
+                "timeout_seconds": call.deadline_seconds,
+            }
+            try:
+                answers = await self._order("prepare", self._ranks.every_rank(body), call.deadline_seconds)
+            except RankFailedError as failure:
+                raise self._problem(
+                    ProblemCode.TRANSFER_FAILED, f"the transfer could not be prepared: {failure}"
+                ) from failure
+        return merge_prepares(list(answers.values()))
+
     async def pause(self, call: Pause) -> WorkerReport:
         async with self._act(call):
             self.fence = self.fence.pause_begins()
-            # vLLM stops scheduling at once, long before a pause that waits for requests is answered.
-            self._hold_pause(call.deadline_seconds)
-            await self._engine.pause(call.mode, call.deadline_seconds)
-            self.fence = self.fence.paused()
+            if not self.fence.asleep:
+                # vLLM stops scheduling at once, long before a pause that waits for requests is answered.
+                self._hold(call.deadline_seconds)
+                await self._engine.pause(call.mode, call.deadline_seconds)
+                self.fence = self.fence.paused()
         return self.report()
 
     async def receive(self, call: Receive) -> ReceiveReport:
+        """A staged version arrives while the engine serves: the door stays where it is, and a failure forgets the staged bytes alone."""
         async with self._act(call):
             was = self.fence
-            self.fence = was.receive_begins(call.version)
-            self._hold_pause(call.deadline_seconds + call.hold_seconds)
+            self.fence = was.receive_begins(call.version, staged=call.staged)
+            self._arrived = None
+            self._hold(call.deadline_seconds + call.hold_seconds)
             body = {
-                "manifest": call.manifest.model_dump(mode="json"),
-                "transport": self._transport,
+                "manifest_digest": call.manifest_digest,
+                "version": call.version,
+                "staged": call.staged,
                 "timeout_seconds": call.deadline_seconds,
             }
             try:
                 await self._publish_door(self.fence)
                 answers = await self._order("receive", self._ranks.every_rank(body), call.deadline_seconds)
             except RankFailedError as failure:
-                await self._transfer_failed(was, touched=failure.touched, message=str(failure))
+                await self._transfer_failed(was, touched=failure.touched and not call.staged, message=str(failure))
                 raise self._problem(ProblemCode.TRANSFER_FAILED, str(failure)) from failure
             except ProblemError as problem:
-                await self._transfer_failed(was, touched=True, message=str(problem))
+                await self._transfer_failed(was, touched=not call.staged, message=str(problem))
                 raise
             self.fence = self.fence.receive_done()
+            self._note_arrived(call.version, answers[0])
         return merge_receives(call.version, [answers[rank] for rank in sorted(answers)])
 
     async def commit(self, call: Commit) -> CommitReport:
         """The cache goes before the version is called whole: whatever fails in between leaves the worker fenced."""
         async with self._act(call):
             self.fence = self.fence.commit_begins(call.version)
+            if self._has_adapter_for(call.version):
+                self._cache_reset_for = call.version
+                return await self._commit_adapter(call)
+            if self.fence.swaps_for(call.version):
+                return await self._swap(call)
             reset = None if call.cache is CachePolicy.KEEP else await self._reset_cache_for(call.version)
             if reset is not False:
+                await self._serve_arrived(call.version)
                 self.fence = self.fence.committed(call.version)
             await self._publish_door(self.fence)
-        return CommitReport(version=call.version, cache_reset=reset)
+        return CommitReport(version=call.version, cache_reset=reset, state=self.fence.state)
 
     async def resume(self, call: Resume) -> WorkerReport:
+        """An engine that sleeps in part stays stopped until it is wholly awake."""
         async with self._act(call):
             self.fence = self.fence.resume_begins()
-            await self._resume()
+            if self.fence.asleep:
+                self._release_hold()
+            else:
+                await self._resume()
         return self.report()
 
     async def abort(self, call: Abort) -> WorkerReport:
@@ -210,27 +202,43 @@ class EnginePod:
         async with self._act(call):
             return CacheReport(cache_reset=await self._engine.reset_cache(ENGINE_CALL_SECONDS))
 
-    @asynccontextmanager
-    async def _act(self, call: Call) -> AsyncIterator[None]:
-        self.fence.accept(call)
-        async with self._turn:
-            self.fence = self.fence.accept(call)
-            self._require_engine()
-            yield
-
-    def _require_engine(self) -> None:
-        if self.fence.state in {WorkerState.STARTING, WorkerState.FAILED}:
-            raise self._problem(ProblemCode.WRONG_STATE, f"this worker is {self.fence.state}: {self.fence.message}")
-
-    async def _order(self, op: str, orders: dict[int, Frame], deadline_seconds: float) -> dict[int, Frame]:
+    async def _swap(self, call: Commit) -> CommitReport:
+        """Copy the staged version into the live weights between two steps; only a whole copy with its cache treated serves on."""
+        serving = self.fence.state is WorkerState.SERVING
+        self.fence = self.fence.swap_begins()
+        reset = call.cache is not CachePolicy.KEEP
         try:
-            return await self._ranks.order_all(op, orders, deadline_seconds)
-        except RankStuckError as stuck:
-            self._kill()
-            raise self._problem(ProblemCode.DEADLINE_EXCEEDED, f"{stuck}; the engine is killed and restarts") from stuck
+            swapped = await self._engine.swap(
+                call.version, reset_cache=reset, pause=serving, deadline_seconds=ENGINE_CALL_SECONDS
+            )
+        except ProblemError as problem:
+            self.fence = self.fence.swap_failed(str(problem))
+            if problem.code is ProblemCode.DEADLINE_EXCEEDED:
+                # It may still come about, and resume the engine, at any later moment.
+                self._kill()
+            else:
+                await self._publish_door(self.fence)
+            raise
+        self.fence = self.fence.swap_done()
+        if swapped.cache_reset is False:
+            self.fence = self.fence.cache_not_reset(call.version, "vLLM answered no")
+        else:
+            self.fence = self.fence.committed(call.version, serving=serving)
+            self._cache_reset_for = call.version if reset else self._cache_reset_for
+        await self._publish_door(self.fence)
+        if self.fence.state is WorkerState.SERVING:
+            self._release_hold()
+        return CommitReport(
+            version=call.version,
+            cache_reset=swapped.cache_reset,
+            state=self.fence.state,
+            pause_seconds=swapped.pause_seconds if serving else None,
+        )
 
     async def _transfer_failed(self, was: Fence, *, touched: bool, message: str) -> None:
         self.fence = self.fence.receive_failed(touched=touched, was=was, message=message)
+        if self.fence.state is WorkerState.SERVING:
+            self._release_hold()
         await self._publish_door(self.fence)
 
     async def _reset_cache_for(self, version: int) -> bool:
@@ -246,54 +254,3 @@ class EnginePod:
         else:
             self.fence = self.fence.cache_not_reset(version, why)
         return reset
-
-    async def _end_epoch(self, reason: str) -> None:
-        """Leave the group, then settle: the door follows the fence, and a whole worker generates."""
-        try:
-            await self._ranks.abort_all()
-            async with asyncio.timeout(ABORT_SECONDS):
-                await self._turn.acquire()
-        except (RankStuckError, TimeoutError) as error:
-            self._kill()
-            raise self._problem(
-                ProblemCode.DEADLINE_EXCEEDED, f"this worker could not be unblocked; the engine is killed: {error}"
-            ) from error
-        try:
-            self.fence = self.fence.aborted(reason)
-            await self._publish_door(self.fence)
-            if self.fence.whole:
-                await self._resume()
-        finally:
-            self._turn.release()
-
-    async def _resume(self) -> None:
-        await self._engine.resume(ENGINE_CALL_SECONDS)
-        self.fence = self.fence.resumed()
-        if self._pause_end is not None:
-            self._pause_end.cancel()
-            self._pause_end = None
-
-    async def _publish_door(self, fence: Fence) -> None:
-        await self._engine.set_door(
-            fence.door, version=fence.version, reason=fence.unready_reason(), deadline_seconds=ENGINE_CALL_SECONDS
-        )
-
-    def _hold_pause(self, seconds: float) -> None:
-        """A sync job that vanished must not leave an engine paused for ever: after this long the pause ends by itself."""
-        if self._pause_end is not None:
-            self._pause_end.cancel()
-        self._pause_end = asyncio.get_running_loop().call_later(seconds, self._pause_forgotten)
-
-    def _pause_forgotten(self) -> None:
-        self._rescue = asyncio.create_task(self._end_forgotten_pause(), name="forgotten-pause")
-
-    async def _end_forgotten_pause(self) -> None:
-        log.error("the sync job has let a pause pass its deadline; this worker leaves the group")
-        try:
-            await self._end_epoch("the sync job let the pause pass its deadline")
-        except ProblemError:
-            log.exception("the pause could not be ended, trying again in %g s", RESCUE_RETRY_SECONDS)
-            self._hold_pause(RESCUE_RETRY_SECONDS)
-
-    def _problem(self, code: ProblemCode, message: str) -> ProblemError:
-        return ProblemError(code, message, member=self.fence.identity.pod_name)

@@ -64,11 +64,13 @@ class Ranks:
         """What each rank said of itself when it connected, by rank."""
         return tuple(str(connection.hello[key]) for _, connection in sorted(self._connections.items()))
 
-    async def order_all(self, op: str, bodies: Mapping[int, Frame], deadline_seconds: float) -> dict[int, Frame]:
+    async def order_all(
+        self, op: str, bodies: Mapping[int, Frame], deadline_seconds: float, *, unblock: str = "abort"
+    ) -> dict[int, Frame]:
         """Give each rank its order, all at once; answers by rank.
 
-        As soon as one rank fails, or the deadline passes, the others are told to abort: they may be waiting in a collective for
-        the one that has left it.
+        As soon as one rank fails, or the deadline passes, the others are told to abort (or what ``unblock`` names): they may be
+        waiting in a collective for the one that has left it.
 
         Raises:
             RankFailedError: names every rank that failed and why.
@@ -77,7 +79,7 @@ class Ranks:
         orders = {asyncio.ensure_future(self._order(rank, op, body)): rank for rank, body in bodies.items()}
         late = await self._first_failure(set(orders), deadline_seconds)
         if unfinished := {order for order in orders if not order.done()}:
-            await self.abort_all()
+            await self._tell_all(unblock)
             await asyncio.wait(unfinished, timeout=ABORT_SECONDS)
         stuck = sorted(rank for order, rank in orders.items() if not order.done())
         for order in orders:
@@ -99,14 +101,17 @@ class Ranks:
         Raises:
             RankStuckError: a rank's control thread itself does not answer.
         """
-        orders = [asyncio.ensure_future(self._order(rank, "abort", {})) for rank in sorted(self._connections)]
+        await self._tell_all("abort")
+
+    async def _tell_all(self, word: str) -> None:
+        orders = [asyncio.ensure_future(self._order(rank, word, {})) for rank in sorted(self._connections)]
         if not orders:
             return
         _, unanswered = await asyncio.wait(orders, timeout=ABORT_SECONDS)
         for order in unanswered:
             order.cancel()
         if unanswered:
-            raise RankStuckError(f"{len(unanswered)} of {len(orders)} ranks did not answer an abort")
+            raise RankStuckError(f"{len(unanswered)} of {len(orders)} ranks did not answer {word!r}")
 
     def every_rank(self, body: Frame) -> dict[int, Frame]:
         return dict.fromkeys(range(self._expected), body)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from rolloutfleet.contract.manifest import Manifest, ManifestFaults
-from rolloutfleet.contract.worker import CheckReport, ReceiveReport
+from rolloutfleet.contract.worker import CheckReport, LayoutSummary, PrepareReport, ReceiveReport
 from rolloutfleet_worker.wire import Frame
 
 
@@ -25,20 +25,35 @@ def merge_checks(manifest: Manifest, answers: Sequence[Frame]) -> CheckReport:
                 f"tensor {spec.name} has shape {shape}, the model takes only {used} of its {spec.elements} elements"
             )
     faults = ManifestFaults(
-        missing=tuple(missing), extra=tuple(extra), misshapen=tuple(misshapen[name] for name in sorted(misshapen))
+        missing=tuple(missing),
+        extra=tuple(extra),
+        misshapen=tuple(misshapen[name] for name in sorted(misshapen)),
+        adapter=tuple(sorted({sentence for answer in answers for sentence in answer.get("adapter", ())})),
     )
-    return CheckReport(faults=faults, ignored=tuple(ignored))
+    layouts = () if faults else tuple(LayoutSummary.model_validate(answer["layout"]) for answer in answers)
+    return CheckReport(faults=faults, ignored=tuple(ignored), layouts=layouts)
+
+
+def merge_prepares(answers: Sequence[Frame]) -> PrepareReport:
+    """Second buffers add up; the slowest rank's clock."""
+    return PrepareReport(
+        staging_bytes=sum(answer["staging_bytes"] for answer in answers),
+        seconds=max(answer["seconds"] for answer in answers),
+    )
 
 
 def merge_receives(version: int, answers: Sequence[Frame]) -> ReceiveReport:
-    """What arrived, by the slowest rank's clock; ranks that differ in what arrived give a digest that equals no sender's."""
-    digests = sorted({str(answer["received_digest"]) for answer in answers})
+    """What arrived on the ranks, in rank order, by the slowest rank's clock."""
+    seconds = [answer["receive_seconds"] + answer["load_seconds"] for answer in answers]
+    changed = any(answer["layout_changed"] for answer in answers)
     return ReceiveReport(
         version=version,
-        tensors=answers[0]["tensors"],
-        nbytes=answers[0]["nbytes"],
-        received_digest=" and ".join(digests),
+        tensors=max(answer["tensors"] for answer in answers),
+        nbytes=sum(answer["nbytes"] for answer in answers),
+        received_digests=tuple(answer["received_digest"] for answer in answers),
         live_digests=tuple(answer["live_digest"] for answer in answers),
+        layouts=tuple(LayoutSummary.model_validate(answer["layout"]) for answer in answers) if changed else (),
         receive_seconds=max(answer["receive_seconds"] for answer in answers),
         load_seconds=max(answer["load_seconds"] for answer in answers),
+        slowest_rank=seconds.index(max(seconds)),
     )

@@ -58,6 +58,13 @@ class RefitLine:
     """Phases in their order with their wall seconds."""
     blame: str
     """For a failed one: phase, member and message."""
+    transport: str
+    reason: str
+    """Why this transport, and why nothing was staged."""
+    staged: bool
+    detours: tuple[str, ...]
+    """What went through vLLM's loader."""
+    slowest: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,4 +227,9 @@ def _refit(refit: Mapping[str, Any] | None, now: datetime) -> RefitLine | None:
         pause_seconds=refit.get("pauseSeconds", 0.0),
         seconds=tuple((phase, float(seconds[phase])) for phase in order),
         blame=f"{' '.join(where)}: {refit['message']}".lstrip(": ") if refit.get("message") else "",
+        transport=refit.get("transport", ""),
+        reason=refit.get("reason", ""),
+        staged=refit.get("staged", False),
+        detours=tuple(refit.get("detours") or ()),
+        slowest=refit.get("slowest", ""),
     )

@@ -96,6 +96,8 @@ def _draw_refit(refit: RefitLine) -> list[RenderableType]:
         f"{refit.gigabytes_per_second:.2f} GB/s, paused {refit.pause_seconds:.3f} s",
         style="not bold",
     )
+    for sentence in _how(refit):
+        line.append(f"\n        {sentence}", style="not bold dim")
     longest = max((seconds for _, seconds in refit.seconds), default=0.0)
     bars = Table.grid(padding=(0, 2))
     bars.add_column(justify="left", no_wrap=True)
@@ -105,6 +107,14 @@ def _draw_refit(refit: RefitLine) -> list[RenderableType]:
         cells = round(BAR_CELLS * seconds / longest) if longest else 0
         bars.add_row(f"        {phase}", f"{seconds:.3f} s", Text("█" * cells or "▏", style="cyan"))
     return [line, bars]
+
+
+def _how(refit: RefitLine) -> list[str]:
+    """How the weights travelled, in sentences."""
+    how = [f"{refit.reason or refit.transport}{' (staged)' if refit.staged else ''}"] if refit.transport else []
+    how += [f"through vLLM's loader: {detour}" for detour in refit.detours]
+    how += [f"last to have it: {refit.slowest}"] if refit.slowest else []
+    return how
 
 
 def _weights(fleet: FleetSummary) -> str:

@@ -83,13 +83,16 @@ class ManifestFaults(BaseModel):
     extra: tuple[str, ...] = ()
     misshapen: tuple[str, ...] = ()
     """Sentences that name the tensor, its shape and the shape that fits."""
+    adapter: tuple[str, ...] = ()
+    """Sentences about an adapter as a whole."""
 
     def __bool__(self) -> bool:
-        return bool(self.missing or self.extra or self.misshapen)
+        return bool(self.missing or self.extra or self.misshapen or self.adapter)
 
     def sentence(self) -> str:
         """The faults in one line, each tensor named."""
-        parts = [f"missing: {', '.join(self.missing)}"] if self.missing else []
+        parts = list(self.adapter)
+        parts += [f"missing: {', '.join(self.missing)}"] if self.missing else []
         parts += [f"extra: {', '.join(self.extra)}"] if self.extra else []
         parts += [f"wrong shape: {'; '.join(self.misshapen)}"] if self.misshapen else []
         return "; ".join(parts)

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-CONTRACT_VERSION: Final = 1
+CONTRACT_VERSION: Final = 2
 """Raised when a message changes its meaning; a party refuses another version by name."""
 
 API_PREFIX: Final = "/rolloutfleet/v1"

@@ -23,6 +23,7 @@ class ProblemCode(StrEnum):
     MANIFEST_MISMATCH = "ManifestMismatch"
     ENVIRONMENT_MISMATCH = "EnvironmentMismatch"
     WORLD_SIZE_MISMATCH = "WorldSizeMismatch"
+    TRANSPORT_UNAVAILABLE = "TransportUnavailable"
     MEMBER_ABSENT = "MemberAbsent"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     TRANSFER_FAILED = "TransferFailed"

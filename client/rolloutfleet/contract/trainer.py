@@ -10,9 +10,12 @@ DELETE     ``sessions/{session}``                          leave; the group is t
 POST       ``sessions/{session}/refits``                   :class:`RequestRefit` -> :class:`RefitView`
 GET        ``refits/{refit}?after=SEQUENCE&wait=SECONDS``   :class:`RefitView`, as soon as its sequence is above ``after``
 POST       ``refits/{refit}/joined``                       :class:`TrainerJoined`
+POST       ``refits/{refit}/prepared``                     :class:`TrainerPrepared`
 POST       ``refits/{refit}/sent``                         :class:`TrainerSent`
 POST       ``refits/{refit}/failed``                       :class:`TrainerFailed`
 POST       ``cache/reset``                                 -> :class:`CacheResetView`
+POST       ``sleep``                                       :class:`SleepFleet` -> :class:`FleetView`, when every engine sleeps
+POST       ``wake``                                        :class:`WakeFleet` -> :class:`FleetView`, when every engine is awake
 =========  ==============================================  ==================================================================
 
 A trainer renews its session at least every third of ``lease_seconds``; any call of the session renews it too. When the lease ends the
@@ -24,11 +27,12 @@ from enum import StrEnum
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
+from rolloutfleet.contract.adapter import AdapterSpec
 from rolloutfleet.contract.manifest import Manifest
 from rolloutfleet.contract.names import CONTRACT_VERSION
-from rolloutfleet.contract.policy import Transport
+from rolloutfleet.contract.policy import Transport, Wire
 from rolloutfleet.contract.problems import Problem
-from rolloutfleet.contract.worker import Rendezvous, WorkerState
+from rolloutfleet.contract.worker import Locality, Rendezvous, SleepLevel, WakeTag, WorkerState
 
 
 class _Message(BaseModel):
@@ -40,6 +44,7 @@ class Phase(StrEnum):
 
     PENDING = "Pending"
     FORMING = "Forming"
+    PREPARING = "Preparing"
     READY = "Ready"
     PAUSING = "Pausing"
     TRANSFERRING = "Transferring"
@@ -61,6 +66,8 @@ class MemberView(_Message):
     state: WorkerState
     version: int
     ranks: int
+    adapters: dict[str, int] = Field(default_factory=dict)
+    """By name of each adapter that it serves, the version that brought it."""
     message: str = ""
 
 
@@ -91,8 +98,13 @@ class OpenSession(_Message):
     trainer: str
     """A name that people recognise in status, such as host and process."""
     rendezvous: Rendezvous
+    ranks: int = Field(default=1, ge=1)
+    """Processes of the trainer that take part in sending; they are the group's first ranks."""
     world_size: int | None = Field(default=None, ge=2)
-    """Workers plus trainer as the trainer counts them; refused when the fleet's differs. None leaves the count to the fleet."""
+    """Workers plus trainer ranks as the trainer counts them; refused when the fleet's differs. None leaves the count to the fleet."""
+    devices: tuple[str, ...] = ()
+    """GPU UUIDs on which the trainer's tensors lie, one per trainer rank; ``cpu`` for tensors in the host's memory."""
+    locality: Locality = Field(default_factory=Locality)
     nccl_version: str = ""
     environment: dict[str, str] = Field(default_factory=dict)
     take_over: bool = False
@@ -112,14 +124,27 @@ class RequestRefit(_Message):
 
     version: int = Field(ge=1)
     manifest: Manifest
+    adapter: AdapterSpec | None = None
+    """The tensors are an adapter's: the version is the base weights of the one before with this adapter on top."""
 
 
 class TrainerJoin(_Message):
-    """Instruction: join the group now, as this rank."""
+    """Instruction: join the group now; the trainer's processes are ranks 0 to ``trainer_ranks - 1``."""
 
     epoch: int
-    rank: int
+    transport: Transport
+    wire: Wire
+    trainer_ranks: int
     world_size: int
+    deadline_seconds: float
+
+
+class TrainerPrepare(_Message):
+    """Instruction: publish what each trainer rank holds, read the workers' layouts, and derive the program."""
+
+    epoch: int
+    layouts: tuple[str, ...]
+    """Digest of the layout of every worker rank, in rank order."""
     deadline_seconds: float
 
 
@@ -144,8 +169,17 @@ class RefitResult(_Message):
     seconds: dict[str, float]
     """Wall seconds by phase."""
     pause_seconds: float
-    """From the first pause call to the last engine resumed."""
+    """From the first pause call to the last engine resumed; for a staged version, the longest that any engine stood still."""
     gigabytes_per_second: float
+    transport: Transport = Transport.NATIVE
+    reason: str = ""
+    """Why this transport, and not a faster one."""
+    staged: bool = False
+    """Whether the weights arrived while the engines served."""
+    detours: tuple[str, ...] = ()
+    """What went through vLLM's loader, and why; at most eight sentences."""
+    slowest: str = ""
+    """The pod and local rank that was last to have the version."""
 
 
 class RefitView(_Message):
@@ -160,6 +194,7 @@ class RefitView(_Message):
     waiting_for: tuple[str, ...] = ()
     """Pod names (or ``trainer``) whose answer the phase still needs."""
     join: TrainerJoin | None = None
+    prepare: TrainerPrepare | None = None
     send: TrainerSend | None = None
     problem: Problem | None = None
     result: RefitResult | None = None
@@ -171,13 +206,20 @@ class TrainerJoined(_Message):
     epoch: int
 
 
+class TrainerPrepared(_Message):
+    """Every trainer rank is ready to send."""
+
+    epoch: int
+
+
 class TrainerSent(_Message):
     """The trainer has sent everything; what it sent, for comparison with what arrived."""
 
     epoch: int
     tensors: int
     nbytes: int
-    digest: str
+    digests: dict[str, str]
+    """What a rank must hold, by the digest of its layout; under the key ``""`` for every rank, when tensors are broadcast whole."""
 
 
 class TrainerFailed(_Message):
@@ -185,6 +227,18 @@ class TrainerFailed(_Message):
 
     epoch: int
     message: str
+
+
+class SleepFleet(_Message):
+    """A wish that every engine sleeps."""
+
+    level: SleepLevel
+
+
+class WakeFleet(_Message):
+    """A wish that every engine wakes, or takes back what the tags name."""
+
+    tags: tuple[WakeTag, ...] = ()
 
 
 class CacheResetView(_Message):

@@ -7,12 +7,17 @@ GET        ``(root)``          :class:`WorkerReport`
 POST       ``admit``           :class:`Admit` -> :class:`WorkerReport`
 POST       ``check``           :class:`Check` -> :class:`CheckReport`
 POST       ``join``            :class:`Join` -> :class:`JoinReport` (returns when every local rank is in the group)
+POST       ``prepare``         :class:`Prepare` -> :class:`PrepareReport` (returns when plans, tables and buffers are ready)
 POST       ``pause``           :class:`Pause` -> :class:`WorkerReport`
-POST       ``receive``         :class:`Receive` -> :class:`ReceiveReport` (returns when all is loaded)
+POST       ``receive``         :class:`Receive` -> :class:`ReceiveReport` (returns when all is loaded, or staged)
 POST       ``commit``          :class:`Commit` -> :class:`CommitReport`
 POST       ``resume``          :class:`Resume` -> :class:`WorkerReport`
 POST       ``abort``           :class:`Abort` -> :class:`WorkerReport`
 POST       ``reset-cache``     :class:`ResetCache` -> :class:`CacheReport`
+POST       ``sleep``           :class:`Sleep` -> :class:`WorkerReport`
+POST       ``wake``            :class:`Wake` -> :class:`WorkerReport`
+POST       ``lend``            :class:`Lend` -> :class:`LendReport` (offers this engine's weights to a peer, and goes on serving)
+POST       ``borrow``          :class:`Borrow` -> :class:`ReceiveReport` (takes a peer's weights, kernel format and all)
 =========  ==================  ==========================================================================
 
 Every call names the fleet, the pod, the launcher's instance and an epoch. A call for another fleet, pod or instance, or of an older
@@ -20,15 +25,16 @@ epoch than the worker has seen, is refused and changes nothing. ``admit``, ``abo
 token: ``GET /healthz/live``, ``/healthz/ready`` and ``/healthz/started``.
 """
 
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from ipaddress import ip_address
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from pydantic.alias_generators import to_camel
 
+from rolloutfleet.contract.adapter import AdapterSpec, HeldAdapter
 from rolloutfleet.contract.manifest import Manifest, ManifestFaults
 from rolloutfleet.contract.names import CONTRACT_VERSION
-from rolloutfleet.contract.policy import CachePolicy, PauseMode, Transport
+from rolloutfleet.contract.policy import CachePolicy, PauseMode, Transport, Wire
 
 
 class _Message(BaseModel):
@@ -50,6 +56,8 @@ class WorkerState(StrEnum):
     """Holds a whole version that is not committed yet."""
     DIRTY = "Dirty"
     """A transfer ended half way; refuses generation until a refit has completed."""
+    ASLEEP = "Asleep"
+    """vLLM sleeps: weights or cache have left the device."""
     FAILED = "Failed"
     """vLLM ended or does not answer."""
 
@@ -97,16 +105,38 @@ class Check(Call):
     """Asks whether the engine's model can load a manifest, without touching its weights."""
 
     manifest: Manifest
+    adapter: AdapterSpec | None = None
+    """What the tensors are, where they are an adapter's. It is received staged, whatever the policy says, and its commit gives it to
+    requests that name it; the base weights stay."""
     deadline_seconds: float = Field(gt=0)
 
 
 class Join(Call):
-    """Asks every local rank to join the group as ``rank_offset + local rank``."""
+    """Asks every local rank to join the group as ``rank_offset + local rank``; ranks below ``trainer_ranks`` are the trainer's."""
 
     transport: Transport
+    """What the sync job has chosen; never Auto."""
+    wire: Wire
     rendezvous: Rendezvous
-    rank_offset: int = Field(ge=0)
+    trainer_ranks: int = Field(ge=1)
+    rank_offset: int = Field(ge=1)
     world_size: int = Field(ge=2)
+    deadline_seconds: float = Field(gt=0)
+
+
+class Prepare(Call):
+    """Asks every local rank to make ready for receiving a manifest that it has checked, while the engine goes on serving.
+
+    Each rank publishes its layout in the session's store, reads there what each trainer rank holds, derives the program that the
+    trainer derives too, and lays out its tables and buffers.
+    """
+
+    manifest_digest: str
+    """The key of what was checked, see :func:`rolloutfleet.contract.adapter.manifest_key`."""
+    layouts: tuple[str, ...]
+    """Digest of the layout of every worker rank of the group, in rank order."""
+    staged: bool
+    """Receive into a second buffer beside the live parameters."""
     deadline_seconds: float = Field(gt=0)
 
 
@@ -118,17 +148,27 @@ class Pause(Call):
 
 
 class Receive(Call):
-    """Asks every local rank to receive and load the manifest's tensors from rank 0, in manifest order."""
+    """Asks every local rank to receive a version of a manifest that it has checked, and to load it unless it is to be staged.
+
+    A staged version arrives while the engine serves, and lies beside the live parameters until it is committed; a failure leaves
+    the engine as it was.
+    """
 
     version: int = Field(ge=1)
-    manifest: Manifest
+    manifest_digest: str
+    staged: bool = False
     deadline_seconds: float = Field(gt=0)
     hold_seconds: float = Field(gt=0)
-    """How long after the deadline the worker keeps a received version while it is verified and committed; then it is dirty."""
+    """How long after the deadline the worker keeps a received version while it is verified and committed; then it is dirty, or forgets
+    what it has staged."""
 
 
 class Commit(Call):
-    """Makes the received version the one that the worker holds, and treats the cache of the old one as the policy says."""
+    """Makes the received version the one that the worker holds, and treats the cache of the old one as the policy says.
+
+    A staged version is copied into the live parameters now. An engine that is not paused does that between two steps of the model,
+    and serves the new version when it answers.
+    """
 
     version: int = Field(ge=1)
     cache: CachePolicy
@@ -146,6 +186,67 @@ class Abort(Call):
 
 class ResetCache(Call):
     """Empties the prefix cache."""
+
+
+class SleepLevel(IntEnum):
+    """How deep vLLM sleeps."""
+
+    OFFLOAD = 1
+    """Weights move to the host's memory and come back as they were; the cache is dropped."""
+    DISCARD = 2
+    """Weights and cache are dropped: after waking the engine is dirty until it is refitted."""
+
+
+class Sleep(Call):
+    """Frees the device's memory; refused while a version is in flight."""
+
+    level: SleepLevel
+    deadline_seconds: float = Field(gt=0)
+
+
+class WakeTag(StrEnum):
+    """What comes back to the device."""
+
+    WEIGHTS = "weights"
+    KV_CACHE = "kv_cache"
+
+
+class Wake(Call):
+    """Takes the device's memory again: all of it, or what the tags name."""
+
+    tags: tuple[WakeTag, ...] = ()
+    deadline_seconds: float = Field(gt=0)
+
+
+class Lend(Call):
+    """Asks an engine that holds the version whole to give its weights to one peer of the same shape, while it serves."""
+
+    version: int = Field(ge=0)
+    wire: Wire
+    deadline_seconds: float = Field(gt=0)
+
+
+class Borrow(Call):
+    """Asks an engine to take the weights of a lender, rank from rank of the same number, and to hold them as this version."""
+
+    version: int = Field(ge=0)
+    wire: Wire
+    rendezvous: Rendezvous
+    shape: str
+    """The lender's :attr:`LendReport.shape`."""
+    adapters: tuple[HeldAdapter, ...] = ()
+    """The lender's :attr:`LendReport.adapters`: the borrower serves these and no others once it has committed."""
+    deadline_seconds: float = Field(gt=0)
+    hold_seconds: float = Field(gt=0)
+
+
+class Locality(_Message):
+    """What tells whether two processes can share memory: equal words mean that they can."""
+
+    host: str = ""
+    """Boot id and IPC namespace: equal on two processes of one machine that may open each other's CUDA memory."""
+    memory: str = ""
+    """The mount behind ``/dev/shm`` beside it: equal on two processes that see each other's shared memory."""
 
 
 class WorkerReport(_Message):
@@ -167,21 +268,54 @@ class WorkerReport(_Message):
     admitted: int | None = Field(
         default=None, description="admitted is the fleet version last told by admit or commit."
     )
+    staged: bool = Field(
+        default=False,
+        description="staged says that the version in flight lies beside the live weights, which still serve.",
+    )
     vllm_version: str = ""
     nccl_version: str = ""
     devices: tuple[str, ...] = ()
     """GPU UUIDs in rank order; ``cpu`` for engines on CPUs."""
+    locality: Locality = Field(default_factory=Locality)
+    sleep_level: int = 0
+    asleep: tuple[WakeTag, ...] = ()
+    """What has left the device; an engine whose weights are back may be refitted before its cache is."""
     environment: dict[str, str] = Field(default_factory=dict)
     """The variables with a communication prefix, for comparison across members."""
+    adapters: dict[str, int] = Field(default_factory=dict)
+    """By name of each adapter that is served, the version that brought it."""
     message: str = ""
 
 
+class LayoutSummary(_Message):
+    """What one rank's layout of a manifest comes to; the layout itself travels through the session's store."""
+
+    digest: str
+    shape: str
+    """Equal for two ranks exactly when their live tensors have equal names, types and shapes, so that one can lend to the other."""
+    placed_bytes: int
+    """Bytes that are written straight into live parameters."""
+    detoured_bytes: int
+    """Bytes of source tensors that go through vLLM's loader, as the rank receives them."""
+    detours: tuple[str, ...] = ()
+    """Why tensors take the detour, at most eight sentences."""
+    room_bytes: int = 0
+    """Device memory that is free now."""
+
+    @property
+    def verified(self) -> bool:
+        """Whether anything may be written in place: true once the layout has been compared with a load through vLLM's loader."""
+        return self.placed_bytes > 0
+
+
 class CheckReport(_Message):
-    """Whether the engine's model can load a manifest."""
+    """Whether the engine's model can load a manifest, and where the tensors would go."""
 
     faults: ManifestFaults
     ignored: tuple[str, ...] = ()
     """Tensors that vLLM's loader skips on purpose (tied or derived)."""
+    layouts: tuple[LayoutSummary, ...] = ()
+    """By local rank; empty when there are faults."""
 
 
 class JoinReport(_Message):
@@ -191,18 +325,42 @@ class JoinReport(_Message):
     """The ranks that this pod's processes took, in local rank order."""
 
 
+class PrepareReport(_Message):
+    """Every local rank is ready to receive."""
+
+    staging_bytes: int = 0
+    """Bytes of the second buffers of all local ranks."""
+    seconds: float
+
+
 class ReceiveReport(_Message):
-    """A version arrived and was loaded; what arrived, for comparison with what was sent."""
+    """A version arrived and was loaded or staged; what arrived, for comparison with what was sent."""
 
     version: int
     tensors: int
     nbytes: int
-    received_digest: str
-    """Digest of the bytes that arrived, equal to the sender's or the refit did not happen."""
-    live_digests: tuple[str, ...]
-    """Digest of each local rank's live parameters after loading, in rank order."""
+    """Bytes that all local ranks together received."""
+    received_digests: tuple[str, ...]
+    """Digest of what each local rank holds now, in rank order: equal to the sender's for its layout, or the refit did not happen."""
+    live_digests: tuple[str, ...] = ()
+    """Digest of each local rank's live parameters after loading, in rank order; for a staged version, of what is about to be live."""
+    layouts: tuple[LayoutSummary, ...] = ()
+    """The layouts as they are now, when this load has changed what is known of them."""
     receive_seconds: float
     load_seconds: float
+    slowest_rank: int = 0
+    """The local rank that was last."""
+
+
+class LendReport(_Message):
+    """The lender's ranks listen; it goes on serving, and lets go by itself at the deadline."""
+
+    rendezvous: Rendezvous
+    shape: str
+    """One digest over the shapes of all local ranks."""
+    live_digests: tuple[str, ...]
+    adapters: tuple[HeldAdapter, ...] = ()
+    """What local rank 0 lends beside the weights, by name."""
 
 
 class CommitReport(_Message):
@@ -211,6 +369,10 @@ class CommitReport(_Message):
     version: int
     cache_reset: bool | None
     """True or False is vLLM's own answer; None means that the policy kept the cache."""
+    state: WorkerState = WorkerState.PAUSED
+    """Serving when a staged version was swapped in between two steps, so that nothing is left to resume."""
+    pause_seconds: float | None = None
+    """How long the swap kept the model from running; None for an engine that was paused by itself."""
 
 
 class CacheReport(_Message):

@@ -1,1 +1,1 @@
-"""How weights travel from the trainer (rank 0) to the workers; each transport imports torch, and vLLM for NCCL, when first used."""
+"""How weights travel from the trainer's ranks to the workers; each module imports torch, and vLLM where it needs it, when first used."""

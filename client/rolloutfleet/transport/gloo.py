@@ -1,6 +1,7 @@
 """Groups over TCP with torch.distributed's gloo, for engines on CPUs. Trainer and workers use the same functions.
 
-What ends a broadcast early was measured with torch 2.13 on Linux, 256 MiB from rank 0 to a peer on the same machine:
+What ends an operation early was measured with torch 2.13 on Linux, 256 MiB from rank 0 to a peer on the same machine, as a broadcast
+and from one rank to another:
 
 ========================================  =====================================================================
 peer killed                               both ends raise within 0.05 s ("Connection closed by peer")
@@ -10,30 +11,35 @@ shutting down the group's TCP sockets     the blocked call raises within 0.05 s,
 ``work.wait(timeout)``                    raises on time, but the operation goes on in gloo's thread and keeps the tensor
 ========================================  =====================================================================
 
-So every operation carries a timeout, and :meth:`Group.abort` shuts down the sockets (:mod:`rolloutfleet.transport.sockets`). gloo would
+So every operation carries a deadline, and :meth:`Group.abort` shuts down the sockets (:mod:`rolloutfleet.transport.sockets`). gloo would
 take the interface of this machine's host name; a device made from the address that routes to the trainer is used instead.
 """
 
+import atexit
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from queue import SimpleQueue
+from weakref import WeakSet
 
+import torch
 from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo
+from torch.distributed.distributed_c10d import Work
 
+from rolloutfleet.transport.group import seconds_left
 from rolloutfleet.transport.sockets import Endpoint, end_connections, listening_endpoints
 from rolloutfleet.transport.store import SessionStore, await_value, connect_store, gather_members, host_store, publish
-
-if TYPE_CHECKING:
-    import torch
 
 __all__ = ["Group", "connect_store", "form_group", "host_store"]
 
 
 class Group:
-    """A formed group of one epoch; one thread broadcasts, any thread may abort."""
+    """A formed group of one epoch (:class:`rolloutfleet.transport.group.Group`); one thread moves tensors, any thread may abort."""
 
     def __init__(
         self,
@@ -43,37 +49,61 @@ class Group:
         epoch: int,
         rank: int,
         world_size: int,
-        timeout: float,
     ) -> None:
         self.epoch = epoch
         self.rank = rank
         self.world_size = world_size
-        self.timeout = timeout
+        self.device = torch.device("cpu")
         self._process_group: ProcessGroupGloo | None = process_group
         self._listeners = listeners
         self._ended = ""
+        self._ending = threading.Lock()
+        self._over: Future[None] = Future()
+        self._waiter = _Waiter()
+        self._pending: list[Work] | None = None
+        self._sent: Counter[int] = Counter()
+        self._received: Counter[int] = Counter()
 
-    def broadcast_from_zero(self, tensor: "torch.Tensor", timeout: float | None = None) -> None:
-        """Sends the tensor from rank 0, or receives into it; it must be contiguous and live on the CPU.
+    def send(self, tensor: torch.Tensor, to: int, deadline: float) -> None:
+        """Sends a contiguous CPU tensor to one rank; the return means that the bytes have left, not that they arrived."""
+        # gloo delivers messages of one tag in any order when several are under way.
+        self._sent[to] += 1
+        self._run("sending", lambda group: group.send([tensor], to, self._sent[to]), deadline)
 
-        On rank 0 the return means that the bytes have left this process, not that they arrived. Raises TimeoutError after
-        ``timeout`` seconds (None: as many as the group had for forming), ConnectionAbortedError when :meth:`abort` was called,
-        ConnectionError when a member is lost. The group is then useless.
-        """
-        process_group = self._process_group
-        if process_group is None:
-            raise ConnectionAbortedError(f"the group of epoch {self.epoch} has ended: {self._ended}")
-        timeout = self.timeout if timeout is None else timeout
+    def receive(self, tensor: torch.Tensor, frm: int, deadline: float) -> None:
+        """Receives from one rank into a contiguous CPU tensor of as many bytes as that rank sends."""
+        self._received[frm] += 1
+        self._run("receiving", lambda group: group.recv([tensor], frm, self._received[frm]), deadline)
+
+    def broadcast(self, tensor: torch.Tensor, root: int, deadline: float) -> None:
+        """Sends the tensor from ``root`` or receives into it; at the root the return means that the bytes have left."""
         options = BroadcastOptions()
-        options.rootRank = 0
-        options.timeout = timedelta(seconds=max(timeout, 0.001))
+        options.rootRank = root
+        options.timeout = timedelta(seconds=seconds_left(deadline))
+        self._run("a broadcast", lambda group: group.broadcast([tensor], options), deadline)
+
+    @contextmanager
+    def grouped(self, deadline: float) -> Iterator[None]:
+        """Operations inside are begun at once and awaited when the block ends."""
+        self._pending = []
         try:
-            process_group.broadcast([tensor], options).wait()
-        except RuntimeError as error:
-            raise self._explain(error, timeout) from error
+            yield
+            for work in self._pending:
+                self._await("sending and receiving", work, deadline)
+        finally:
+            self._pending = None
+
+    def synchronize(self, deadline: float) -> None:  # noqa: ARG002 - the wire that waits here has one
+        """Nothing is left to wait for: every operation has ended when its call returns."""
+        self.raise_if_ended()
+
+    def raise_if_ended(self) -> None:
+        """Raises ConnectionAbortedError when the group was aborted or closed."""
+        if self._ended:
+            raise ConnectionAbortedError(f"the group of epoch {self.epoch} has ended: {self._ended}")
 
     def abort(self, reason: str = "aborted") -> None:
-        """Ends the group now; a broadcast blocked in another thread raises at once, here and at the other members."""
+        """Ends the group now; an operation blocked in another thread raises at once, here and at the other members."""
         self._end(reason)
 
     def close(self) -> None:
@@ -81,17 +111,98 @@ class Group:
         self._end("closed")
 
     def _end(self, reason: str) -> None:
-        self._ended = self._ended or reason
+        with self._ending:
+            if self._ended:
+                return
+            self._ended = reason
         self._process_group = None
         end_connections(self._listeners)
+        self._over.set_result(None)
+        self._waiter.close()
 
-    def _explain(self, error: RuntimeError, timeout: float) -> OSError:
-        where = f"broadcast in epoch {self.epoch} at rank {self.rank} of {self.world_size}"
+    def _run(self, what: str, begin: Callable[[ProcessGroupGloo], Work], deadline: float) -> None:
+        process_group = self._process_group
+        if process_group is None:
+            raise ConnectionAbortedError(f"the group of epoch {self.epoch} has ended: {self._ended}")
+        try:
+            work = begin(process_group)
+        except RuntimeError as error:
+            raise self._explain(what, error, deadline) from error
+        if self._pending is None:
+            self._await(what, work, deadline)
+        else:
+            self._pending.append(work)
+
+    def _await(self, what: str, work: Work, deadline: float) -> None:
+        # A send under way to a peer that dies is never ended by gloo, not even when the sockets are shut down: its wait is left behind.
+        waiting = self._waiter.wait(work, timedelta(seconds=seconds_left(deadline)))
+        wait({waiting, self._over}, return_when=FIRST_COMPLETED)
+        try:
+            if waiting.done():
+                waiting.result()
+        except RuntimeError as error:
+            raise self._explain(what, error, deadline) from error
+        self.raise_if_ended()
+
+    def _explain(self, what: str, error: RuntimeError, deadline: float) -> OSError:
+        where = f"{what} in epoch {self.epoch} at rank {self.rank} of {self.world_size}"
         if self._ended:
             return ConnectionAbortedError(f"{where} was aborted: {self._ended}")
-        if "timed out" in str(error).lower():
-            return TimeoutError(f"{where} did not end within {timeout:.1f} s: a member has stopped or is too slow")
+        if time.monotonic() >= deadline or "timed out" in str(error).lower():
+            return TimeoutError(f"{where} did not end in time: a member has stopped or is too slow")
         return ConnectionError(f"{where} lost a member: {error}")
+
+
+_ENDING_SECONDS = 1.0
+_waiters: "WeakSet[_Waiter]" = WeakSet()
+
+
+@atexit.register
+def _end_waiters() -> None:
+    """A thread that lets go of torch's objects, or comes back from them, while the interpreter ends would abort the process."""
+    waiters = list(_waiters)
+    for waiter in waiters:
+        waiter.close()
+    for waiter in waiters:
+        waiter.join()
+
+
+class _Waiter:
+    """A thread that waits for one operation after another, in place of one that must be free to leave; ends with the process."""
+
+    def __init__(self) -> None:
+        self._asked: SimpleQueue[tuple[Work, timedelta, Future[None]] | None] = SimpleQueue()
+        self._last: Future[None] | None = None
+        self._thread = threading.Thread(target=self._serve, name="rolloutfleet-gloo", daemon=True)
+        self._thread.start()
+        _waiters.add(self)
+
+    def wait(self, work: Work, seconds: timedelta) -> "Future[None]":
+        """Done when the work is; raises what the work's own wait raises."""
+        done: Future[None] = Future()
+        self._last = done
+        self._asked.put((work, seconds, done))
+        return done
+
+    def close(self) -> None:
+        """The thread ends once it has waited for what it was asked to."""
+        self._asked.put(None)
+        if self._last is None or self._last.done():
+            self.join()
+
+    def join(self) -> None:
+        """Waits a moment for the thread to end."""
+        self._thread.join(_ENDING_SECONDS)
+
+    def _serve(self) -> None:
+        while (asked := self._asked.get()) is not None:
+            work, seconds, done = asked
+            try:
+                work.wait(seconds)
+            except RuntimeError as error:
+                done.set_exception(error)
+            else:
+                done.set_result(None)
 
 
 def form_group(
@@ -130,7 +241,7 @@ def form_group(
             f"epoch {epoch} did not form at rank {rank} of {world_size}: all members arrived, but their connections failed; "
             f"check that every member reaches every other one, this one listens on {store.address} ({error})"
         ) from error
-    return Group(process_group, listeners, epoch=epoch, rank=rank, world_size=world_size, timeout=timeout)
+    return Group(process_group, listeners, epoch=epoch, rank=rank, world_size=world_size)
 
 
 def _parse_listeners(value: bytes) -> Iterator[Endpoint]:

@@ -64,6 +64,8 @@ def weightsync_crd() -> dict[str, Any]:
         _column("Epoch", "integer", ".status.epoch", "Membership of the group."),
         _column("Version", "integer", ".status.version", "Committed weight version."),
         _column("Trainer", "string", ".status.session.trainer", "Trainer that holds the sync job.", 1),
+        _column("Transport", "string", ".status.lastRefit.transport", "How the last refit's weights travelled.", 1),
+        _column("Pause", "number", ".status.lastRefit.pauseSeconds", "Seconds that the last refit paused engines.", 1),
         _AGE,
     ]
     return _crd(names, version)

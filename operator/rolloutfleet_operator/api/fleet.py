@@ -5,7 +5,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from rolloutfleet.contract.policy import CachePolicy, PauseMode, RefitDeadlines, RefitPolicy, Transport
+from rolloutfleet.contract.policy import CachePolicy, PauseMode, RefitDeadlines, RefitPolicy, Staging, Transport
 from rolloutfleet_operator.api.arguments import (
     ARGUMENT_PATTERN,
     ARGUMENT_RULE,
@@ -282,10 +282,16 @@ class TemplateSpec(ApiModel):
 class RefitSpec(ApiModel):
     """How new weights reach the engines."""
 
-    transport: Transport | None = Field(
-        default=None,
-        description="transport is Native for NCCL between GPUs or Gloo over TCP; unless set, Gloo when gpuResource is "
-        "empty and Native otherwise.",
+    transport: Transport = Field(
+        default=Transport.AUTO,
+        description="transport is how weights travel: Colocated copies them out of the trainer's memory on the same device, "
+        "Layout sends each rank its own slices, Native (GPUs) and Gloo (CPUs) broadcast whole tensors to vLLM's loader; "
+        "Auto is the first of these that trainer and engines can all do, and status says which and why.",
+    )
+    staging: Staging = Field(
+        default=Staging.AUTO,
+        description="staging is Auto to receive weights beside the live ones while the engines serve, wherever every rank has "
+        "room for a second copy, or Never to receive them in place while the engines are paused.",
     )
     pause: PauseMode = Field(
         default=PauseMode.KEEP,
@@ -343,10 +349,10 @@ class RolloutFleetSpec(ApiModel):
 
     @property
     def refit_policy(self) -> RefitPolicy:
-        """The policy as the sync job receives it, with the transport decided."""
-        derived = Transport.NATIVE if self.placement.gpu_resource else Transport.GLOO
+        """The policy as the sync job receives it."""
         return RefitPolicy(
-            transport=self.refit.transport or derived,
+            transport=self.refit.transport,
+            staging=self.refit.staging,
             pause=self.refit.pause,
             cache=self.refit.cache,
             deadlines=self.refit.deadlines,
@@ -379,8 +385,12 @@ def _gpu_counted_once(field: str) -> dict[str, str]:
 
 SPEC_VALIDATIONS = [
     cel(
-        "!(has(self.refit.transport) && self.refit.transport == 'Native' && self.placement.gpuResource == '')",
-        "refit.transport Native needs GPUs, and placement.gpuResource is empty: set Gloo, or name the GPU resource",
+        "self.refit.transport != 'Native' || self.placement.gpuResource != ''",
+        "refit.transport Native needs GPUs, and placement.gpuResource is empty: set Auto or Gloo, or name the GPU resource",
+    ),
+    cel(
+        "self.refit.transport != 'Gloo' || self.placement.gpuResource == ''",
+        "refit.transport Gloo is for engines on CPUs, and placement.gpuResource names GPUs: set Auto or Native, or empty it",
     ),
     cel(
         "!has(self.model.revision) || !has(self.model.source) || has(self.model.source.hub)",

@@ -27,6 +27,7 @@ class Weights(ApiModel):
     skew: int = Field(
         default=0, ge=0, description="skew is the number of engines that do not hold the committed version."
     )
+    asleep: int = Field(default=0, ge=0, description="asleep is the number of engines that a trainer has put to sleep.")
     last_refit: LastRefit | None = Field(default=None, description="lastRefit says how the last refit ended.")
 
 

@@ -61,6 +61,7 @@ class MemberCounts(ApiModel):
     admitted: int = Field(
         default=0, ge=0, description="admitted is the number of engines that hold the committed version."
     )
+    asleep: int = Field(default=0, ge=0, description="asleep is the number of engines that sleep.")
 
 
 class Session(ApiModel):
@@ -94,9 +95,27 @@ class LastRefit(ApiModel):
         json_schema_extra=schema(max_properties=32),
     )
     pause_seconds: float = Field(
-        default=0, ge=0, description="pauseSeconds is the time from the first pause to the last engine resumed."
+        default=0,
+        ge=0,
+        description="pauseSeconds is the time from the first pause to the last engine resumed; for a staged version that was "
+        "swapped in between two steps, the longest that any engine stood still.",
     )
     gigabytes_per_second: float = Field(default=0, ge=0, description="gigabytesPerSecond is the speed of the transfer.")
+    transport: ShortText = Field(
+        default="", description="transport is the one that was taken: Layout, Colocated, Native or Gloo."
+    )
+    reason: LongText = Field(default="", description="reason says why this transport, and why nothing was staged.")
+    staged: bool = Field(
+        default=False,
+        description="staged says that the weights arrived beside the live ones, while the engines served.",
+    )
+    detours: tuple[LongText, ...] = Field(
+        default=(),
+        max_length=8,
+        description="detours say what went through vLLM's loader instead of straight into place, and why.",
+        json_schema_extra=schema(list_type="atomic"),
+    )
+    slowest: ShortText = Field(default="", description="slowest is the pod and local rank that had the version last.")
 
 
 class WeightSyncStatus(ApiModel):

@@ -137,9 +137,11 @@ def _progress(facts: FleetFacts, trouble: Trouble | None, count: str) -> Verdict
 
 def _waiting_for_weights(facts: FleetFacts, count: str) -> Verdict:
     """Engines are up and not Ready: they wait for a version that only a refit can bring, or for the sync job's word."""
-    version = facts.weights.version
+    version, asleep = facts.weights.version, facts.weights.asleep
+    if asleep:
+        return _not_ready(Reason.ENGINES_ASLEEP, f"a trainer has put {asleep} engines to sleep; {count}")
     if version > 0:
-        message = f"an engine that does not hold version {version} serves after the next refit; {count}"
+        message = f"an engine that does not hold version {version} takes it over from a peer, or waits for the next refit; {count}"
         return _not_ready(Reason.AWAITING_NEXT_REFIT, message)
     if facts.spec.model.load_format is LoadFormat.DUMMY:
         message = f"model.loadFormat is Dummy, so the engines serve after the first refit; {count}"

@@ -25,6 +25,7 @@ def fold_weights(
         version=version,
         target=max(version, intent.version) if intent is not None else version,
         skew=max(0, members.total - members.admitted) if members is not None else 0,
+        asleep=members.asleep if members is not None else 0,
         last_refit=(active.last_refit if active is not None else None) or before.last_refit,
     )
 

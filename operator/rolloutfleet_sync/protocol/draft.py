@@ -59,12 +59,13 @@ class Draft:
         seconds: float,
         *,
         refit: str = "",
-        cache_reset: str = "",
+        round_id: str = "",
+        borrower: str = "",
     ) -> int:
         """The id of a new call to one member."""
         number = self.new_id()
         uid = record.member.pod_uid
-        pending = PendingCall(number, uid, verb, refit, cache_reset)
+        pending = PendingCall(number, uid, verb, refit, round_id, borrower)
         self.change(calls={**self.state.calls, number: pending})
         self.commands.append(
             CallWorker(number, record.pod_name, uid, record.member.address, verb, message, max(seconds, 0.001))

@@ -6,7 +6,16 @@ from pydantic import BaseModel
 
 from rolloutfleet.contract.members import Roster
 from rolloutfleet.contract.problems import Problem
-from rolloutfleet.contract.trainer import OpenSession, RequestRefit, TrainerFailed, TrainerJoined, TrainerSent
+from rolloutfleet.contract.trainer import (
+    OpenSession,
+    RequestRefit,
+    SleepFleet,
+    TrainerFailed,
+    TrainerJoined,
+    TrainerPrepared,
+    TrainerSent,
+    WakeFleet,
+)
 from rolloutfleet_sync.protocol.record import Record
 
 
@@ -99,7 +108,7 @@ class RefitRequested:
     session: str
     request: RequestRefit
     digest: str
-    """The manifest's digest."""
+    """The manifest's key, see :func:`rolloutfleet.contract.adapter.manifest_key`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +117,14 @@ class TrainerHasJoined:
 
     refit: str
     message: TrainerJoined
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerHasPrepared:
+    """Every trainer rank is ready to send."""
+
+    refit: str
+    message: TrainerPrepared
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +151,24 @@ class CacheResetRequested:
 
 
 @dataclass(frozen=True, slots=True)
-class CacheResetShown:
-    """The outcome of a cache reset has been handed over and may be forgotten."""
+class SleepRequested:
+    """A trainer wants every engine asleep."""
+
+    id: str
+    message: SleepFleet
+
+
+@dataclass(frozen=True, slots=True)
+class WakeRequested:
+    """A trainer wants every engine awake."""
+
+    id: str
+    message: WakeFleet
+
+
+@dataclass(frozen=True, slots=True)
+class RoundShown:
+    """The outcome of a cache reset, a sleep or a wake has been handed over and may be forgotten."""
 
     id: str
 
@@ -159,9 +192,12 @@ Event = (
     | SessionClosed
     | RefitRequested
     | TrainerHasJoined
+    | TrainerHasPrepared
     | TrainerHasSent
     | TrainerHasFailed
     | CacheResetRequested
-    | CacheResetShown
+    | SleepRequested
+    | WakeRequested
+    | RoundShown
     | StopRequested
 )

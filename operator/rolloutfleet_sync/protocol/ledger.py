@@ -2,19 +2,18 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from hashlib import sha256
 
-from rolloutfleet.contract.manifest import Manifest, ManifestFaults
+from rolloutfleet.contract.manifest import ManifestFaults
 from rolloutfleet.contract.members import Member, Roster
 from rolloutfleet.contract.names import CONTRACT_VERSION
-from rolloutfleet.contract.policy import Transport
+from rolloutfleet.contract.policy import Wire
 from rolloutfleet.contract.problems import Problem, ProblemCode
-from rolloutfleet.contract.trainer import OpenSession, TrainerSent
-from rolloutfleet.contract.worker import ReceiveReport, WorkerReport
-from rolloutfleet_sync.protocol.model import Seat
+from rolloutfleet.contract.trainer import OpenSession
+from rolloutfleet.contract.worker import WorkerReport, WorkerState
+from rolloutfleet_sync.protocol.model import Refit, Seat
 
-COMPARED_PREFIXES = {Transport.GLOO: ("GLOO_",), Transport.NATIVE: ("NCCL_",)}
-"""Communication variables that matter to each transport."""
+COMPARED_PREFIXES: dict[Wire, tuple[str, ...]] = {Wire.GLOO: ("GLOO_",), Wire.NCCL: ("NCCL_",), Wire.MEMORY: ()}
+"""Communication variables that matter to each wire."""
 
 PER_HOST_VARIABLES = frozenset(
     {
@@ -35,10 +34,10 @@ PER_HOST_VARIABLES = frozenset(
 TRAINER = "trainer"
 
 
-def plan_seats(members: Iterable[Member], instances: Mapping[str, str]) -> tuple[Seat, ...]:
-    """One seat per member: the trainer is rank 0, workers follow from 1 by engine, then by local rank."""
+def plan_seats(members: Iterable[Member], instances: Mapping[str, str], trainer_ranks: int) -> tuple[Seat, ...]:
+    """One seat per member: the trainer has the first ranks, workers follow by engine, then by local rank."""
     seats = []
-    offset = 1
+    offset = trainer_ranks
     for member in sorted(members, key=lambda member: member.engine):
         uid = member.pod_uid
         seats.append(Seat(member.engine, member.pod_name, uid, instances[uid], member.address, member.ranks, offset))
@@ -46,9 +45,9 @@ def plan_seats(members: Iterable[Member], instances: Mapping[str, str]) -> tuple
     return tuple(seats)
 
 
-def world_size(seats: Iterable[Seat]) -> int:
-    """Workers plus trainer."""
-    return 1 + sum(seat.ranks for seat in seats)
+def world_size(seats: Iterable[Seat], trainer_ranks: int) -> int:
+    """Workers plus trainer ranks."""
+    return trainer_ranks + sum(seat.ranks for seat in seats)
 
 
 def name_some(names: Iterable[str], limit: int = 8) -> str:
@@ -63,22 +62,27 @@ def find_world_mismatch(request: OpenSession, roster: Roster) -> Problem | None:
     if request.world_size is None or len(roster.members) < roster.engines:
         return None
     workers = sum(member.ranks for member in roster.members)
-    if request.world_size == workers + 1:
+    if request.world_size == workers + request.ranks:
         return None
     return Problem(
         code=ProblemCode.WORLD_SIZE_MISMATCH,
         message=(
-            f"trainer {request.trainer} counts a world of {request.world_size}, fleet {roster.fleet} has {workers + 1}: "
-            f"{workers} workers on {len(roster.members)} engines and 1 trainer; leave worldSize out or correct it"
+            f"trainer {request.trainer} counts a world of {request.world_size}, fleet {roster.fleet} has "
+            f"{workers + request.ranks}: {workers} workers on {len(roster.members)} engines and "
+            f"{_trainer_ranks(request)}; leave worldSize out or correct it"
         ),
         member=TRAINER,
     )
 
 
+def _trainer_ranks(request: OpenSession) -> str:
+    return f"{request.ranks} trainer rank{'' if request.ranks == 1 else 's'}"
+
+
 def find_ledger_mismatch(
-    seats: Sequence[Seat], reports: Mapping[str, WorkerReport], request: OpenSession, transport: Transport
+    seats: Sequence[Seat], reports: Mapping[str, WorkerReport], request: OpenSession
 ) -> Problem | None:
-    """The first reason why these parties cannot form a group, or None."""
+    """The first reason why these parties cannot form a group, whatever its wire; or None."""
     for seat in seats:
         report = reports[seat.pod_uid]
         if report.contract_version != CONTRACT_VERSION:
@@ -99,32 +103,33 @@ def find_ledger_mismatch(
                 ),
                 member=seat.pod_name,
             )
-    size = world_size(seats)
+    size = world_size(seats, request.ranks)
     if request.world_size is not None and request.world_size != size:
         return Problem(
             code=ProblemCode.WORLD_SIZE_MISMATCH,
             message=(
                 f"trainer {request.trainer} counts a world of {request.world_size}, the group has {size}: "
-                f"{size - 1} workers and 1 trainer; leave worldSize out or correct it"
+                f"{size - request.ranks} workers and {_trainer_ranks(request)}; leave worldSize out or correct it"
             ),
             member=TRAINER,
         )
-    return _environment_mismatch(seats, reports, request, transport)
+    return None
 
 
-def _environment_mismatch(
-    seats: Sequence[Seat], reports: Mapping[str, WorkerReport], request: OpenSession, transport: Transport
+def find_environment_mismatch(
+    seats: Sequence[Seat], reports: Mapping[str, WorkerReport], request: OpenSession, wire: Wire
 ) -> Problem | None:
+    """Variables and versions that differ although a group over this wire needs them equal; or None."""
     environments = {seat.pod_name: reports[seat.pod_uid].environment for seat in seats}
     environments[TRAINER] = request.environment
-    prefixes = COMPARED_PREFIXES[transport]
+    prefixes = COMPARED_PREFIXES[wire]
     names = {name for environment in environments.values() for name in environment if name.startswith(prefixes)}
     differences = []
     for name in sorted(names - PER_HOST_VARIABLES):
         values = {party: environment.get(name) for party, environment in environments.items()}
         if len(set(values.values())) > 1:
             differences.append(f"{name} is {_who_has_what(values)}")
-    if transport is Transport.NATIVE:
+    if wire is Wire.NCCL:
         versions = {seat.pod_name: reports[seat.pod_uid].nccl_version for seat in seats}
         versions[TRAINER] = request.nccl_version
         known: dict[str, str | None] = {party: version for party, version in versions.items() if version}
@@ -167,59 +172,26 @@ def describe_faults(version: int, faults: Mapping[str, ManifestFaults], seats: S
     )
 
 
-def find_unverified(
-    version: int,
-    manifest: Manifest,
-    sent: TrainerSent,
-    seats: Sequence[Seat],
-    received: Mapping[str, ReceiveReport],
+def find_lacking_base(
+    refit: Refit, seats: Sequence[Seat], reports: Mapping[str, WorkerReport], version: int
 ) -> Problem | None:
-    """The first way in which what arrived is not what was sent, or None when every member holds it."""
-    expected = (len(manifest.tensors), manifest.nbytes)
-    if (sent.tensors, sent.nbytes) != expected:
-        return _digest_problem(
-            f"the trainer sent {sent.tensors} tensors of {sent.nbytes} bytes, its manifest has {expected[0]} of {expected[1]}",
-            TRAINER,
-        )
-    first_live: dict[int, tuple[Seat, tuple[str, ...]]] = {}
-    for seat in seats:
-        report = received[seat.pod_uid]
-        if report.version != version:
-            return _digest_problem(f"{seat.pod_name} loaded version {report.version}, not {version}", seat.pod_name)
-        if (report.tensors, report.nbytes) != expected:
-            return _digest_problem(
-                f"{seat.pod_name} received {report.tensors} tensors of {report.nbytes} bytes, "
-                f"not {expected[0]} of {expected[1]}",
-                seat.pod_name,
-            )
-        if report.received_digest != sent.digest:
-            return _digest_problem(
-                f"{seat.pod_name} received bytes of digest {report.received_digest}, the trainer sent {sent.digest}",
-                seat.pod_name,
-            )
-        if len(report.live_digests) != seat.ranks:
-            return _digest_problem(
-                f"{seat.pod_name} gave {len(report.live_digests)} live digests for {seat.ranks} ranks", seat.pod_name
-            )
-        reference, digests = first_live.setdefault(seat.ranks, (seat, report.live_digests))
-        for rank, (mine, theirs) in enumerate(zip(report.live_digests, digests, strict=True)):
-            if mine != theirs:
-                return _digest_problem(
-                    f"local rank {rank} of {seat.pod_name} holds live parameters of digest {mine}, "
-                    f"that of {reference.pod_name} {theirs}",
-                    seat.pod_name,
-                )
-    return None
-
-
-def combine_live_digests(digests: Sequence[str]) -> str:
-    """One hex digest over the live parameters of all ranks of an engine."""
-    return sha256("\n".join(digests).encode()).hexdigest()
-
-
-def _digest_problem(message: str, member: str) -> Problem:
+    """Which engines do not hold the committed version whole, on top of which an adapter goes; None for a refit of all weights."""
+    if refit.adapter is None:
+        return None
+    whole = {WorkerState.SERVING, WorkerState.PAUSED}
+    lacking = [
+        seat.pod_name
+        for seat in seats
+        if reports[seat.pod_uid].state not in whole or reports[seat.pod_uid].version != version
+    ]
+    if not lacking:
+        return None
     return Problem(
-        code=ProblemCode.DIGEST_MISMATCH,
-        message=f"{message}; the version is not published, send it again",
-        member=member,
+        code=ProblemCode.WRONG_STATE,
+        message=(
+            f"adapter {refit.adapter.name} goes on top of version {version}, which {name_some(lacking)} "
+            f"{'does' if len(lacking) == 1 else 'do'} not hold; wait until it is taken over from a peer, or refit all weights; "
+            "nothing was changed"
+        ),
+        member=lacking[0] if len(lacking) == 1 else "",
     )

@@ -9,18 +9,22 @@ from rolloutfleet.contract.problems import Problem, ProblemCode
 from rolloutfleet.contract.trainer import Phase
 from rolloutfleet.contract.worker import CommitReport, WorkerReport, WorkerState
 from rolloutfleet_sync.protocol.draft import Draft
+from rolloutfleet_sync.protocol.forming import close_ledger_when_full, restart_gathering
 from rolloutfleet_sync.protocol.ledger import TRAINER, name_some
-from rolloutfleet_sync.protocol.members import accept_report
+from rolloutfleet_sync.protocol.members import accept_report, note_swap
 from rolloutfleet_sync.protocol.model import MemberRecord, Seat, Step, Verb
 from rolloutfleet_sync.protocol.outcome import abort_refit, drop_from_abort, give_up_aborting, note_abort_failure
 from rolloutfleet_sync.protocol.recovery import lose_commit
 from rolloutfleet_sync.protocol.refit import (
     call_again,
-    close_ledger_when_full,
     finish_commit_step,
+    finish_pause_step,
     finish_resume_step,
-    restart_gathering,
+    note_paused,
 )
+
+STILL = frozenset({WorkerState.PAUSED, WorkerState.DIRTY, WorkerState.ASLEEP})
+"""States in which no step of the model runs."""
 
 
 def lose_member(draft: Draft, pod_uid: str, code: ProblemCode, message: str) -> None:
@@ -41,13 +45,25 @@ def lose_member(draft: Draft, pod_uid: str, code: ProblemCode, message: str) -> 
         retry_at={uid: at for uid, at in refit.retry_at.items() if uid != pod_uid},
     )
     draft.publish()
-    if refit.step is Step.COMMIT:
+    if refit.step is Step.PAUSE:
+        finish_pause_step(draft)
+    elif refit.step is Step.COMMIT:
         finish_commit_step(draft)
     elif refit.step is Step.RESUME:
         finish_resume_step(draft)
 
 
-def note_commit(draft: Draft, pod_uid: str, report: CommitReport) -> None:
+def note_pause(draft: Draft, pod_uid: str, report: WorkerReport) -> None:
+    """One member was asked to pause: it must stand still."""
+    name = draft.refit.seat(pod_uid).pod_name
+    if report.state in STILL:
+        note_paused(draft, pod_uid)
+    else:
+        message = f"{name} is {report.state.value} after it was asked to pause"
+        lose_member(draft, pod_uid, ProblemCode.WRONG_STATE, message)
+
+
+def note_commit(draft: Draft, pod_uid: str, report: CommitReport, call: int) -> None:
     """One member has published the version; one that kept its prefix cache against the policy is dirty."""
     refit = draft.refit
     name = refit.seat(pod_uid).pod_name
@@ -59,7 +75,8 @@ def note_commit(draft: Draft, pod_uid: str, report: CommitReport) -> None:
             f"{name} committed version {report.version} when asked for {refit.version}",
         )
         return
-    if draft.state.policy.cache is CachePolicy.RESET and report.cache_reset is not True:
+    must_reset = draft.state.policy.cache is CachePolicy.RESET and refit.adapter is None
+    if must_reset and report.cache_reset is not True:
         answer = "nothing" if report.cache_reset is None else "False"
         lose_member(
             draft,
@@ -69,6 +86,12 @@ def note_commit(draft: Draft, pod_uid: str, report: CommitReport) -> None:
         )
         return
     draft.change_refit(waiting=refit.waiting - {pod_uid})
+    if report.state is WorkerState.SERVING:
+        note_swap(draft, pod_uid, refit.version, call)
+    else:
+        draft.change_refit(left_paused=draft.refit.left_paused | {pod_uid})
+    if report.pause_seconds is not None and refit.pause_started is None:
+        draft.change_refit(pause_seconds=max(draft.refit.pause_seconds, report.pause_seconds))
     finish_commit_step(draft)
 
 
@@ -80,7 +103,7 @@ def note_resume(draft: Draft, pod_uid: str, report: WorkerReport, call: int) -> 
     if report.instance != seat.instance:
         lose_member(draft, pod_uid, ProblemCode.MEMBER_ABSENT, _describe_restart(seat, report))
         return
-    if report.state is not WorkerState.SERVING or report.version != refit.version:
+    if report.state not in {WorkerState.SERVING, WorkerState.ASLEEP} or report.version != refit.version:
         message = (
             f"{seat.pod_name} is {report.state.value} with version {report.version} after it was asked to resume with "
             f"{refit.version}"
@@ -96,7 +119,7 @@ def note_refit_failure(draft: Draft, pod_uid: str, verb: Verb, problem: Problem,
     refit = draft.refit
     if verb is Verb.ABORT:
         note_abort_failure(draft, pod_uid, problem, refused=refused)
-    elif verb in {Verb.COMMIT, Verb.RESUME} and not refused:
+    elif refit.decided and verb in {Verb.PAUSE, Verb.COMMIT, Verb.RESUME} and not refused:
         if pod_uid in refit.waiting:
             draft.change_refit(retry_at={**refit.retry_at, pod_uid: draft.now + draft.state.timing.retry})
     else:
@@ -127,7 +150,7 @@ def observe_member(draft: Draft, pod_uid: str) -> None:
     elif (
         not refit.decided
         and record.reported_by >= refit.received_before.get(pod_uid, draft.state.next_id)
-        and not _holds_received(report, refit.version)
+        and not _holds_received(report, refit.version, staged=refit.staged)
     ):
         detail = f" ({report.message})" if report.message else ""
         lose_member(
@@ -142,8 +165,9 @@ def _describe_restart(seat: Seat, report: WorkerReport) -> str:
     return f"the container of {seat.pod_name} restarted during the refit: instance {seat.instance} became {report.instance}"
 
 
-def _holds_received(report: WorkerReport, version: int) -> bool:
-    return report.state is WorkerState.RECEIVED and report.version_in_flight == version
+def _holds_received(report: WorkerReport, version: int, *, staged: bool) -> bool:
+    whole = report.staged if staged else report.state is WorkerState.RECEIVED
+    return whole and report.version_in_flight == version
 
 
 def observe_roster(draft: Draft) -> None:
@@ -216,7 +240,7 @@ def enforce_deadline(draft: Draft) -> None:
             )
         case Step.RECORD:
             lose_commit(draft, f"no answer within {spent}")
-        case Step.COMMIT | Step.RESUME:
+        case Step.PAUSE | Step.COMMIT | Step.RESUME if refit.decided:
             for pod_uid in sorted(refit.waiting):
                 name = refit.seat(pod_uid).pod_name
                 message = f"{name} did not answer {refit.step.value} within {spent}"
@@ -258,7 +282,8 @@ def _absence(record: MemberRecord) -> str:
     if record.report is None:
         return "has not answered yet"
     detail = f" ({record.report.message})" if record.report.message else ""
-    return f"is {record.report.state.value}{detail}"
+    advice = "; wake the fleet first" if record.report.state is WorkerState.ASLEEP else ""
+    return f"is {record.report.state.value}{detail}{advice}"
 
 
 def lose_trainer(draft: Draft, code: ProblemCode, message: str) -> None:

@@ -1,37 +1,54 @@
 """The only way to change a state: one event in, the next state and its commands out."""
 
-from dataclasses import replace
-
 from pydantic import BaseModel
 
-from rolloutfleet.contract.problems import Problem, ProblemCode, ProblemError
+from rolloutfleet.contract.problems import Problem, ProblemCode
 from rolloutfleet.contract.worker import (
     CacheReport,
     CheckReport,
     CommitReport,
     JoinReport,
+    LendReport,
+    PrepareReport,
     ReceiveReport,
-    ResetCache,
     WorkerReport,
 )
-from rolloutfleet_sync.protocol import events, losses, members, outcome, recovery, refit, sessions
+from rolloutfleet_sync.protocol import (
+    events,
+    forming,
+    latejoin,
+    losses,
+    members,
+    outcome,
+    recovery,
+    refit,
+    rounds,
+    sessions,
+)
 from rolloutfleet_sync.protocol.commands import Command
 from rolloutfleet_sync.protocol.draft import Draft
-from rolloutfleet_sync.protocol.model import PAUSED_PHASES, CacheReset, PendingCall, State, Step, Verb
+from rolloutfleet_sync.protocol.model import PAUSED_PHASES, PendingCall, State, Step, Verb
 
 ANSWERS: dict[Verb, type[BaseModel]] = {
     Verb.REPORT: WorkerReport,
     Verb.ADMIT: WorkerReport,
     Verb.CHECK: CheckReport,
     Verb.JOIN: JoinReport,
+    Verb.PREPARE: PrepareReport,
     Verb.PAUSE: WorkerReport,
     Verb.RECEIVE: ReceiveReport,
     Verb.COMMIT: CommitReport,
     Verb.RESUME: WorkerReport,
     Verb.ABORT: WorkerReport,
     Verb.RESET_CACHE: CacheReport,
+    Verb.SLEEP: WorkerReport,
+    Verb.WAKE: WorkerReport,
+    Verb.LEND: LendReport,
+    Verb.BORROW: ReceiveReport,
 }
 """What a worker answers to each call."""
+
+BEFORE_WEIGHTS_CHANGE = frozenset({Step.GATHER, Step.CHECK, Step.JOIN, Step.PREPARE, Step.INTENT, Step.PAUSE})
 
 
 def step(state: State, event: events.Event, now: float) -> tuple[State, tuple[Command, ...]]:
@@ -42,7 +59,7 @@ def step(state: State, event: events.Event, now: float) -> tuple[State, tuple[Co
     draft = Draft(state, now)
     _handle(draft, event)
     sessions.drop_orphaned_group(draft)
-    refit.start_queued_refit(draft)
+    forming.start_queued_refit(draft)
     return draft.state, tuple(draft.commands)
 
 
@@ -65,10 +82,14 @@ def _handle(draft: Draft, event: events.Event) -> None:
             _written(draft, write)
         case events.WriteFailed(write, message):
             _write_failed(draft, write, message)
-        case events.CacheResetRequested(reset):
-            _reset_caches(draft, reset)
-        case events.CacheResetShown(reset):
-            draft.change(cache_resets={key: known for key, known in draft.state.cache_resets.items() if key != reset})
+        case events.CacheResetRequested(round_id):
+            rounds.reset_caches(draft, round_id)
+        case events.SleepRequested(round_id, wish):
+            rounds.sleep_fleet(draft, round_id, wish)
+        case events.WakeRequested(round_id, wish):
+            rounds.wake_fleet(draft, round_id, wish)
+        case events.RoundShown(round_id):
+            rounds.forget_round(draft, round_id)
         case events.StopRequested():
             _stop(draft)
         case _:
@@ -88,6 +109,8 @@ def _handle_trainer(draft: Draft, event: events.Event) -> None:
             sessions.request_refit(draft, event)
         case events.TrainerHasJoined():
             sessions.note_trainer_joined(draft, event)
+        case events.TrainerHasPrepared():
+            sessions.note_trainer_prepared(draft, event)
         case events.TrainerHasSent():
             sessions.note_trainer_sent(draft, event)
         case events.TrainerHasFailed():
@@ -100,6 +123,7 @@ def _tick(draft: Draft) -> None:
     losses.lose_silent_members(draft)
     losses.repeat_calls(draft)
     losses.enforce_deadline(draft)
+    latejoin.lose_silent_loans(draft)
     members.poll_members(draft)
 
 
@@ -112,8 +136,10 @@ def _answered(draft: Draft, number: int, answer: BaseModel) -> None:
         raise TypeError(
             f"the answer to {call.verb.value or 'report'} is a {type(answer).__name__}, not {expected.__name__}"
         )
-    if call.cache_reset:
-        _note_cache_reset(draft, call, isinstance(answer, CacheReport) and answer.cache_reset)
+    if call.round_id:
+        rounds.note_round_answer(draft, call, answer)
+    elif call.borrower:
+        _loan_answered(draft, call, answer)
     elif call.refit:
         if draft.state.active is not None and draft.state.active.id == call.refit:
             _refit_answered(draft, call, answer)
@@ -122,14 +148,22 @@ def _answered(draft: Draft, number: int, answer: BaseModel) -> None:
         if isinstance(answer, WorkerReport):
             if call.verb is Verb.REPORT:
                 members.reconcile_member(draft, call.pod_uid)
+                latejoin.offer_loan(draft, call.pod_uid)
             _observe(draft, call.pod_uid)
+
+
+def _loan_answered(draft: Draft, call: PendingCall, answer: BaseModel) -> None:
+    if isinstance(answer, LendReport):
+        latejoin.note_lend(draft, call.borrower, answer)
+    elif isinstance(answer, ReceiveReport):
+        latejoin.note_borrow(draft, call.borrower, answer)
 
 
 def _observe(draft: Draft, pod_uid: str) -> None:
     losses.observe_member(draft, pod_uid)
     active = draft.state.active
     if active is not None and active.step is Step.GATHER:
-        refit.gather_member(draft, pod_uid)
+        forming.gather_member(draft, pod_uid)
 
 
 def _refit_answered(draft: Draft, call: PendingCall, answer: BaseModel) -> None:
@@ -138,15 +172,17 @@ def _refit_answered(draft: Draft, call: PendingCall, answer: BaseModel) -> None:
         return
     match answer:
         case CheckReport():
-            refit.note_check(draft, uid, answer)
+            forming.note_check(draft, uid, answer)
         case JoinReport():
-            refit.note_join(draft, uid, answer)
+            forming.note_join(draft, uid, answer)
+        case PrepareReport():
+            forming.note_prepare(draft, uid)
         case ReceiveReport():
             refit.note_receive(draft, uid, answer)
         case CommitReport():
-            losses.note_commit(draft, uid, answer)
+            losses.note_commit(draft, uid, answer, call.number)
         case WorkerReport() if call.verb is Verb.PAUSE:
-            refit.note_pause(draft, uid, answer)
+            losses.note_pause(draft, uid, answer)
         case WorkerReport() if call.verb is Verb.RESUME:
             losses.note_resume(draft, uid, answer, call.number)
         case WorkerReport() if call.verb is Verb.ABORT:
@@ -157,8 +193,10 @@ def _failed(draft: Draft, number: int, problem: Problem, *, refused: bool) -> No
     call = draft.take_call(number)
     if call is None:
         return
-    if call.cache_reset:
-        _note_cache_reset(draft, call, reset=False)
+    if call.round_id:
+        rounds.note_round_failure(draft, call, problem)
+    elif call.borrower:
+        latejoin.note_loan_failure(draft, call.borrower, call.verb, problem, refused=refused)
     elif call.refit:
         if draft.state.active is not None and draft.state.active.id == call.refit:
             losses.note_refit_failure(draft, call.pod_uid, call.verb, problem, refused=refused)
@@ -171,9 +209,9 @@ def _written(draft: Draft, write: int) -> None:
         return
     draft.change(write=None)
     if draft.refit.step is Step.INTENT:
-        refit.begin_pausing(draft)
+        refit.note_intent(draft)
     else:
-        refit.begin_committing(draft)
+        refit.note_record(draft)
 
 
 def _write_failed(draft: Draft, write: int, message: str) -> None:
@@ -188,41 +226,10 @@ def _write_failed(draft: Draft, write: int, message: str) -> None:
         recovery.lose_commit(draft, message)
 
 
-def _reset_caches(draft: Draft, reset: str) -> None:
-    state = draft.state
-    if state.active is not None or state.reading or state.roster is None:
-        phase = state.active.phase.value if state.active else "Pending"
-        raise ProblemError(
-            ProblemCode.WRONG_STATE, f"prefix caches are not reset in phase {phase}; wait for the end of the refit"
-        )
-    missing = {
-        f"engine-{engine}": False
-        for engine in range(state.roster.engines)
-        if all(member.engine != engine for member in state.roster.members)
-    }
-    asked = {uid: record.report for uid, record in state.members.items() if record.report and record.member.address}
-    silent = {record.pod_name: False for uid, record in state.members.items() if uid not in asked}
-    pending = CacheReset(reset, frozenset(asked), {**missing, **silent})
-    draft.change(cache_resets={**state.cache_resets, reset: pending})
-    for uid, report in asked.items():
-        message = ResetCache(**draft.header(uid, report.instance))
-        draft.call(state.members[uid], Verb.RESET_CACHE, message, state.timing.call, cache_reset=reset)
-
-
-def _note_cache_reset(draft: Draft, call: PendingCall, reset: bool) -> None:
-    known = draft.state.cache_resets.get(call.cache_reset)
-    if known is None:
-        return
-    record = draft.state.members.get(call.pod_uid)
-    name = record.pod_name if record else call.pod_uid
-    changed = replace(known, waiting=known.waiting - {call.pod_uid}, reset={**known.reset, name: reset})
-    draft.change(cache_resets={**draft.state.cache_resets, known.id: changed})
-
-
 def _stop(draft: Draft) -> None:
     draft.change(stopping=True)
     active = draft.state.active
-    if active is not None and active.step in {Step.GATHER, Step.CHECK, Step.JOIN, Step.INTENT, Step.PAUSE}:
+    if active is not None and not active.decided and (active.step in BEFORE_WEIGHTS_CHANGE or active.staged):
         outcome.abort_refit(draft, ProblemCode.WRONG_STATE, "the sync job is stopping")
 
 

@@ -2,9 +2,11 @@
 
 While no refit is past its ledger, a member is compared with the committed version at every report and gets at most one call at a
 time: ``abort`` when it is stuck in a group, ``commit`` when it missed one, ``admit`` when it has not been told the version, ``resume``
-when it was left paused. During a refit nobody is: a pod admitted then would serve the old version beside the new one.
+when it was left paused. One that needs none of these and lacks the version may get it from a peer, see
+:mod:`~rolloutfleet_sync.protocol.latejoin`. During a refit nobody is: a pod admitted then would serve the old version beside the new one.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from pydantic import BaseModel
@@ -16,6 +18,7 @@ from rolloutfleet.contract.worker import (
     Admit,
     Commit,
     Resume,
+    SleepLevel,
     WorkerReport,
     WorkerState,
 )
@@ -23,19 +26,31 @@ from rolloutfleet_sync.protocol.draft import Draft
 from rolloutfleet_sync.protocol.model import MemberRecord, PendingCall, Seat, State, Step, Verb
 
 WHOLE = frozenset({WorkerState.SERVING, WorkerState.PAUSED})
+REASON_LENGTH = 2000
 STUCK = frozenset({WorkerState.RECEIVING, WorkerState.RECEIVED})
 
 
 def is_admitted(record: MemberRecord, version: int) -> bool:
-    """Whether the member serves the committed version and has been told so."""
+    """Whether the member holds the committed version and has been told so; one that merely offloaded it still does."""
     report = record.report
     return (
         record.failure is None
         and report is not None
-        and report.state in WHOLE
+        and (report.state in WHOLE or sleeps_lightly(report))
         and report.admitted == version
         and report.version == version
     )
+
+
+def sleeps_lightly(report: WorkerReport) -> bool:
+    """Whether the engine sleeps and its weights come back as they were."""
+    return report.state is WorkerState.ASLEEP and report.sleep_level == SleepLevel.OFFLOAD
+
+
+def is_member_busy(state: State, record: MemberRecord) -> bool:
+    """Whether a call is under way that changes the member."""
+    call = state.calls.get(record.call) if record.call is not None else None
+    return call is not None and call.verb is not Verb.REPORT
 
 
 def change_roster(draft: Draft, roster: Roster) -> None:
@@ -49,7 +64,8 @@ def change_roster(draft: Draft, roster: Roster) -> None:
         elif record.member != member:
             record = replace(record, member=member, poll_at=draft.now)
         members[member.pod_uid] = record
-    draft.change(roster=roster, members=members)
+    loans = {uid: loan for uid, loan in draft.state.loans.items() if uid in members}
+    draft.change(roster=roster, members=members, loans=loans)
     draft.publish()
 
 
@@ -99,6 +115,16 @@ def accept_report(draft: Draft, pod_uid: str, report: WorkerReport, call: int) -
         draft.publish()
 
 
+def note_swap(draft: Draft, pod_uid: str, version: int, call: int) -> None:
+    """Note that a member has put a staged version in place and serves it, without waiting for its next report to say so."""
+    record = draft.state.members.get(pod_uid)
+    if record is None or record.report is None or record.failure is not None:
+        return
+    held = {"state": WorkerState.SERVING, "version": version, "admitted": version}
+    report = record.report.model_copy(update={**held, "version_in_flight": 0, "staged": False, "message": ""})
+    draft.change_member(pod_uid, report=report, reported_by=call)
+
+
 def note_failure(draft: Draft, pod_uid: str, problem: Problem) -> None:
     """Note that a member could not be asked, or gave no sound answer."""
     record = draft.state.members.get(pod_uid)
@@ -116,12 +142,20 @@ def note_failure(draft: Draft, pod_uid: str, problem: Problem) -> None:
 
 def poll_again(draft: Draft) -> None:
     """Ask every member anew, now; the answer to a poll under way would not count."""
-    for uid, record in draft.state.members.items():
-        pending = draft.state.calls.get(record.call) if record.call is not None else None
-        if pending is not None and pending.verb is Verb.REPORT:
-            draft.cancel_calls({pending.number})
-            draft.change_member(uid, call=None)
-        draft.change_member(uid, poll_at=draft.now)
+    for uid in draft.state.members:
+        poll_member_again(draft, uid)
+
+
+def poll_member_again(draft: Draft, pod_uid: str) -> None:
+    """Ask this member anew, now; the answer to a poll under way would not count."""
+    record = draft.state.members.get(pod_uid)
+    if record is None:
+        return
+    pending = draft.state.calls.get(record.call) if record.call is not None else None
+    if pending is not None and pending.verb is Verb.REPORT:
+        draft.cancel_calls({pending.number})
+        draft.change_member(pod_uid, call=None)
+    draft.change_member(pod_uid, poll_at=draft.now)
 
 
 def schedule_poll(draft: Draft, pod_uid: str) -> None:
@@ -130,6 +164,13 @@ def schedule_poll(draft: Draft, pod_uid: str) -> None:
     timing = draft.state.timing
     calm = is_admitted(record, draft.state.version) and draft.state.active is None
     draft.change_member(pod_uid, poll_at=draft.now + (timing.heartbeat if calm else timing.poll))
+
+
+def is_on_loan(state: State, pod_uid: str) -> bool:
+    """Whether the member lends or borrows now."""
+    loan = state.loans.get(pod_uid)
+    borrows = loan is not None and bool(loan.donor)
+    return borrows or any(other.donor == pod_uid for other in state.loans.values())
 
 
 def is_settled(state: State) -> bool:
@@ -146,9 +187,11 @@ def reconcile_member(draft: Draft, pod_uid: str) -> None:
     if not is_settled(state):
         return
     report = record.report
+    if is_on_loan(state, pod_uid):
+        return
     if _missed_commit(state, report):
         _background(draft, record, report, Verb.COMMIT)
-    elif report.state in STUCK or record.abort_owed:
+    elif report.state in STUCK or report.staged or record.abort_owed:
         _background(draft, record, report, Verb.ABORT)
     elif report.state in WHOLE and report.admitted != state.version:
         _background(draft, record, report, Verb.ADMIT)
@@ -160,7 +203,7 @@ def _missed_commit(state: State, report: WorkerReport) -> bool:
     """Whether the member holds what was committed; the same version of an earlier attempt was never verified."""
     return (
         state.record is not None
-        and report.state is WorkerState.RECEIVED
+        and (report.state is WorkerState.RECEIVED or report.staged)
         and report.version_in_flight == state.version
         and report.epoch >= state.record.epoch
     )
@@ -220,14 +263,31 @@ def tear_down_group(draft: Draft, reason: str) -> None:
     draft.publish()
 
 
+def leave_epoch(draft: Draft, pod_uids: Iterable[str], reason: str) -> None:
+    """Raise the epoch, and have these members leave the one before it together with the kept group's."""
+    group = draft.state.group
+    tear_down_group(draft, reason)
+    if group is None:
+        draft.raise_epoch()
+    seated = {seat.pod_uid for seat in group.seats} if group is not None else set()
+    for uid in sorted(set(pod_uids) - seated):
+        record = draft.state.members.get(uid)
+        if record is not None and record.report is not None:
+            _abort_member(draft, record, record.report.instance, reason)
+
+
 def abort_seats(draft: Draft, seats: tuple[Seat, ...], reason: str) -> None:
     """Tell members to leave the epoch before the current one, without waiting for their answers."""
     for seat in seats:
         record = draft.state.members.get(seat.pod_uid)
-        if record is None:
-            continue
-        if record.call is not None:
-            draft.cancel_calls({record.call})  # its answer may be older than the abort
-        message = Abort(**draft.header(seat.pod_uid, seat.instance), reason=reason)
-        number = draft.call(record, Verb.ABORT, message, draft.state.timing.call)
-        draft.change_member(seat.pod_uid, call=number, abort_owed=True)
+        if record is not None:
+            _abort_member(draft, record, seat.instance, reason)
+
+
+def _abort_member(draft: Draft, record: MemberRecord, instance: str, reason: str) -> None:
+    if record.call is not None:
+        draft.cancel_calls({record.call})  # its answer may be older than the abort
+    uid = record.member.pod_uid
+    message = Abort(**draft.header(uid, instance), reason=reason[:REASON_LENGTH])
+    number = draft.call(record, Verb.ABORT, message, draft.state.timing.call)
+    draft.change_member(uid, call=number, abort_owed=True)

@@ -4,12 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum, auto
 
+from pydantic import BaseModel
+
+from rolloutfleet.contract.adapter import AdapterSpec
 from rolloutfleet.contract.manifest import Manifest, ManifestFaults
 from rolloutfleet.contract.members import Member, Roster
-from rolloutfleet.contract.policy import RefitPolicy
+from rolloutfleet.contract.policy import RefitPolicy, Transport, Wire
 from rolloutfleet.contract.problems import Problem
 from rolloutfleet.contract.trainer import OpenSession, Phase, TrainerSent
-from rolloutfleet.contract.worker import ReceiveReport, WorkerReport
+from rolloutfleet.contract.worker import LayoutSummary, LendReport, ReceiveReport, WorkerReport
 from rolloutfleet_sync.protocol.record import Record
 
 TERMINAL = frozenset({Phase.COMPLETE, Phase.FAILED})
@@ -24,12 +27,17 @@ class Verb(StrEnum):
     ADMIT = "admit"
     CHECK = "check"
     JOIN = "join"
+    PREPARE = "prepare"
     PAUSE = "pause"
     RECEIVE = "receive"
     COMMIT = "commit"
     RESUME = "resume"
     ABORT = "abort"
     RESET_CACHE = "reset-cache"
+    SLEEP = "sleep"
+    WAKE = "wake"
+    LEND = "lend"
+    BORROW = "borrow"
 
 
 class Step(StrEnum):
@@ -38,6 +46,7 @@ class Step(StrEnum):
     GATHER = auto()
     CHECK = auto()
     JOIN = auto()
+    PREPARE = auto()
     INTENT = auto()
     PAUSE = auto()
     RECEIVE = auto()
@@ -74,6 +83,10 @@ class Timing:
     """A member of a refit that has been silent for this long is lost."""
     aborting: float = 10.0
     retry: float = 0.5
+    sleeping: float = 120.0
+    """Deadline of falling asleep and of waking."""
+    borrowing_retry: float = 2.0
+    """Before a loan that failed is tried again; doubled each time, up to a minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +122,7 @@ class Seat:
     address: str
     ranks: int
     offset: int
-    """Rank of its first process; the trainer is rank 0."""
+    """Rank of its first process; the trainer's ranks come before all workers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,14 +135,44 @@ class Session:
 
 
 @dataclass(frozen=True, slots=True)
+class Choice:
+    """How a refit's weights travel."""
+
+    transport: Transport
+    """Never Auto."""
+    wire: Wire
+    staged: bool
+    reason: str
+    """One sentence for people."""
+
+
+Layouts = Mapping[str, tuple[LayoutSummary, ...]]
+"""By pod uid, by local rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """What trainer and workers have laid out, and need not lay out again."""
+
+    manifest_digest: str
+    layouts: tuple[str, ...]
+    """Digest of the layout of every worker rank, in rank order."""
+    staged: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Group:
     """A communicator that trainer and workers hold between refits of one session."""
 
     session: str
     epoch: int
     seats: tuple[Seat, ...]
-    checked: frozenset[str] = frozenset()
-    """Digests of the manifests that every member has found loadable."""
+    trainer_ranks: int
+    transport: Transport
+    wire: Wire
+    layouts: Mapping[str, Layouts] = field(default_factory=dict)
+    """By digest of each manifest that every member has found loadable."""
+    prepared: Preparation | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +186,11 @@ class Refit:
     manifest: Manifest | None
     """None once the refit has ended."""
     manifest_digest: str
+    """The manifest's key: with an adapter, the adapter is part of it."""
     tensors: int
     nbytes: int
+    adapter: AdapterSpec | None = None
+    """What the tensors are, where they are not the model's own weights."""
     phase: Phase = Phase.PENDING
     step: Step = Step.NONE
     epoch: int = 0
@@ -155,6 +201,10 @@ class Refit:
     phase_started: float = 0.0
     deadline: float = float("inf")
     seats: tuple[Seat, ...] = ()
+    trainer_ranks: int = 1
+    choice: Choice | None = None
+    """Known once every member has checked the manifest."""
+    layouts: Layouts = field(default_factory=dict)
     waiting: frozenset[str] = frozenset()
     """Pod uids whose answer the step still needs."""
     retry_at: Mapping[str, float] = field(default_factory=dict)
@@ -163,6 +213,8 @@ class Refit:
     received: Mapping[str, ReceiveReport] = field(default_factory=dict)
     received_before: Mapping[str, int] = field(default_factory=dict)
     """By pod uid, the first call that can only be answered after the member had the version whole."""
+    slowest: str = ""
+    """The pod and local rank that was last to have the version."""
     sent: TrainerSent | None = None
     live_digest: str = ""
     decided: bool = False
@@ -171,6 +223,8 @@ class Refit:
     casualties: Mapping[str, Problem] = field(default_factory=dict)
     """Members that did not finish after the decision, by pod uid."""
     seconds: Mapping[str, float] = field(default_factory=dict)
+    left_paused: frozenset[str] = frozenset()
+    """Pod uids of engines that have committed and wait to be resumed."""
     pause_started: float | None = None
     pause_seconds: float = 0.0
     problem: Problem | None = None
@@ -178,6 +232,11 @@ class Refit:
     @property
     def active(self) -> bool:
         return self.phase is not Phase.PENDING and self.phase not in TERMINAL
+
+    @property
+    def staged(self) -> bool:
+        """Whether the version arrives beside the live weights, while the engines serve."""
+        return self.choice is not None and self.choice.staged
 
     def seat(self, pod_uid: str) -> Seat:
         return next(seat for seat in self.seats if seat.pod_uid == pod_uid)
@@ -192,17 +251,37 @@ class PendingCall:
     verb: Verb
     refit: str = ""
     """Empty for background calls."""
-    cache_reset: str = ""
-    """The cache reset that asked for it."""
+    round_id: str = ""
+    """The round that asked for it."""
+    borrower: str = ""
+    """The pod uid for whose loan it is made."""
 
 
 @dataclass(frozen=True, slots=True)
-class CacheReset:
-    """A trainer's wish that every engine drops its prefix cache."""
+class Round:
+    """A trainer's wish that goes to every engine at once."""
 
     id: str
+    verb: Verb
     waiting: frozenset[str]
-    reset: Mapping[str, bool]
+    """Pod uids."""
+    answers: Mapping[str, BaseModel | Problem]
+    """By pod name; a Problem from an engine that could not be asked or did not do it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loan:
+    """An attempt to give an engine the committed version out of a peer's memory."""
+
+    version: int
+    attempts: int = 0
+    """Those that have ended."""
+    problem: str = ""
+    """Why the last one failed."""
+    retry_at: float = float("-inf")
+    donor: str = ""
+    """Pod uid of the peer that lends now; empty between attempts."""
+    lent: LendReport | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +306,10 @@ class State:
     refit: Refit | None = None
     queued: Refit | None = None
     finished: tuple[Refit, ...] = ()
-    cache_resets: Mapping[str, CacheReset] = field(default_factory=dict)
+    rounds: Mapping[str, Round] = field(default_factory=dict)
+    """Rounds under way or not yet shown, by id."""
+    loans: Mapping[str, Loan] = field(default_factory=dict)
+    """By pod uid of the borrower."""
     calls: Mapping[int, PendingCall] = field(default_factory=dict)
     write: int | None = None
     """The durable write under way for the refit."""

@@ -127,6 +127,7 @@ def finish_committed(draft: Draft) -> None:
     if refit.pause_started is not None:
         draft.change_refit(pause_seconds=draft.now - refit.pause_started)
     if not refit.casualties:
+        _keep_layouts(draft)
         finish_refit(draft, Phase.COMPLETE)
         return
     seats = {seat.pod_uid: seat for seat in refit.seats}
@@ -146,6 +147,15 @@ def finish_committed(draft: Draft) -> None:
     )
     tear_down_group(draft, f"refit of version {refit.version} left members behind")
     finish_refit(draft, Phase.FAILED)
+
+
+def _keep_layouts(draft: Draft) -> None:
+    """What this load has taught the engines of their layouts counts from the next refit on."""
+    group, refit = draft.state.group, draft.refit
+    learned = {uid: report.layouts for uid, report in refit.received.items() if report.layouts}
+    if group is not None and learned:
+        layouts = {**refit.layouts, **learned}
+        draft.change(group=replace(group, layouts={**group.layouts, refit.manifest_digest: layouts}))
 
 
 def finish_refit(draft: Draft, phase: Phase) -> None:

@@ -48,6 +48,7 @@ def note_status(draft: Draft, record: Record) -> None:
 def lose_commit(draft: Draft, message: str) -> None:
     """The commit may or may not have been written: end the refit and find out from the status."""
     refit = draft.refit
+    fate = "engines serve the version before it" if refit.staged else "engines stay fenced"
     draft.change(
         write=None,
         reading=True,
@@ -59,7 +60,7 @@ def lose_commit(draft: Draft, message: str) -> None:
             code=ProblemCode.DEADLINE_EXCEEDED,
             message=(
                 f"nobody knows whether version {refit.version} is committed: its status could not be written ({message}); "
-                "engines stay fenced until the sync job has read it back, ask for the fleet's version before sending again"
+                f"{fate} until the sync job has read it back, ask for the fleet's version before sending again"
             ),
             phase=refit.phase.value,
         )

@@ -11,14 +11,21 @@ from rolloutfleet_sync.protocol.events import (
     SessionOpened,
     TrainerHasFailed,
     TrainerHasJoined,
+    TrainerHasPrepared,
     TrainerHasSent,
+)
+from rolloutfleet_sync.protocol.forming import (
+    finish_joining,
+    finish_preparing,
+    stale_version_message,
+    start_queued_refit,
 )
 from rolloutfleet_sync.protocol.ledger import find_world_mismatch
 from rolloutfleet_sync.protocol.losses import lose_trainer
 from rolloutfleet_sync.protocol.members import tear_down_group
 from rolloutfleet_sync.protocol.model import TERMINAL, Refit, Session, State, Step
 from rolloutfleet_sync.protocol.outcome import fail_queued
-from rolloutfleet_sync.protocol.refit import finish_joining, stale_version_message, start_queued_refit, verify
+from rolloutfleet_sync.protocol.refit import verify
 
 
 def require_running(state: State) -> None:
@@ -139,7 +146,12 @@ def request_refit(draft: Draft, event: RefitRequested) -> None:
             f"refit {other.id if other else ''} of version {other.version if other else ''} is in phase "
             f"{other.phase.value if other else ''}; a fleet has one refit at a time, wait for its end",
         )
-    manifest = asked.manifest
+    manifest, adapter = asked.manifest, asked.adapter
+    if adapter is not None and adapter.name == state.identity.model:
+        raise ProblemError(
+            ProblemCode.INVALID_REQUEST,
+            f"adapter {adapter.name} has the name under which engines serve the model itself; give it another one",
+        )
     draft.change(
         queued=Refit(
             id=event.refit,
@@ -150,6 +162,7 @@ def request_refit(draft: Draft, event: RefitRequested) -> None:
             manifest_digest=event.digest,
             tensors=len(manifest.tensors),
             nbytes=manifest.nbytes,
+            adapter=adapter,
             started=draft.now,
         )
     )
@@ -198,8 +211,16 @@ def note_trainer_joined(draft: Draft, event: TrainerHasJoined) -> None:
         finish_joining(draft)
 
 
+def note_trainer_prepared(draft: Draft, event: TrainerHasPrepared) -> None:
+    """Every trainer rank is ready to send."""
+    refit = _current(draft, event.refit, event.message.epoch)
+    if refit is not None and refit.step is Step.PREPARE and refit.trainer_pending:
+        draft.change_refit(trainer_pending=False)
+        finish_preparing(draft)
+
+
 def note_trainer_sent(draft: Draft, event: TrainerHasSent) -> None:
-    """The trainer has sent all tensors and says what their digest is."""
+    """The trainer has sent all tensors and says what each rank must hold."""
     refit = _current(draft, event.refit, event.message.epoch)
     if refit is None or refit.sent == event.message:
         return

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rolloutfleet.contract.addresses import generation_base
+from rolloutfleet.contract.policy import Transport
+from rolloutfleet.contract.problems import Problem, ProblemCode, ProblemError
 from rolloutfleet.contract.trainer import (
     CacheResetView,
     FleetView,
@@ -13,14 +15,16 @@ from rolloutfleet.contract.trainer import (
     RefitView,
     SessionView,
     TrainerJoin,
+    TrainerPrepare,
     TrainerSend,
 )
-from rolloutfleet.contract.worker import WorkerState
-from rolloutfleet_sync.protocol.ledger import TRAINER, world_size
-from rolloutfleet_sync.protocol.members import is_admitted
+from rolloutfleet.contract.worker import CacheReport, WakeTag, WorkerState
+from rolloutfleet_sync.protocol.ledger import TRAINER, name_some, world_size
+from rolloutfleet_sync.protocol.members import is_admitted, sleeps_lightly
 from rolloutfleet_sync.protocol.model import MemberRecord, Refit, State, Step
 from rolloutfleet_sync.protocol.record import Record
 from rolloutfleet_sync.protocol.sessions import find_refit, require_known, require_session
+from rolloutfleet_sync.protocol.verification import combine_sent_digests, describe_detours, layout_digests
 
 TEXT_LENGTH = 253
 MESSAGE_LENGTH = 2000
@@ -50,7 +54,7 @@ def view_fleet(state: State) -> FleetView:
         version=state.version,
         transport=state.policy.transport,
         engines=state.roster.engines if state.roster else 0,
-        members=tuple(_view_member(record, state.version) for record in records),
+        members=tuple(_view_member(state, record) for record in records),
         endpoints=tuple(
             generation_base(record.member.address) for record in records if _is_ready(record, state.version)
         ),
@@ -61,22 +65,38 @@ def _is_ready(record: MemberRecord, version: int) -> bool:
     return is_admitted(record, version) and record.report is not None and record.report.state is WorkerState.SERVING
 
 
-def _view_member(record: MemberRecord, version: int) -> MemberView:
+def _view_member(state: State, record: MemberRecord) -> MemberView:
     report = record.report
     return MemberView(
         engine=record.member.engine,
         pod_name=record.pod_name,
         address=record.member.address,
-        ready=_is_ready(record, version),
+        ready=_is_ready(record, state.version),
         state=report.state if report else WorkerState.STARTING,
         version=report.version if report else 0,
         ranks=record.member.ranks,
-        message=describe_member(record),
+        adapters=report.adapters if report else {},
+        message=describe_member(state, record),
     )
 
 
-def describe_member(record: MemberRecord) -> str:
+def describe_member(state: State, record: MemberRecord) -> str:
     """Why a member is not ready, empty when it is; the same words as long as the reason is the same."""
+    parts = (_describe_state(record), "" if is_admitted(record, state.version) else _describe_loan(state, record))
+    return "; ".join(part for part in parts if part)
+
+
+def _describe_loan(state: State, record: MemberRecord) -> str:
+    loan = state.loans.get(record.member.pod_uid)
+    if loan is None or loan.version != state.version:
+        return ""
+    if not loan.donor:
+        return loan.problem
+    donor = state.members.get(loan.donor)
+    return f"takes version {loan.version} over from {donor.pod_name if donor else 'a peer'}"
+
+
+def _describe_state(record: MemberRecord) -> str:
     report = record.report
     if not record.member.address:
         return "has no address yet"
@@ -84,6 +104,11 @@ def describe_member(record: MemberRecord) -> str:
         return record.failure.message
     if report is None:
         return "has not answered yet"
+    if report.state is WorkerState.ASLEEP:
+        if report.asleep and WakeTag.WEIGHTS not in report.asleep:
+            return f"sleeps at level {report.sleep_level} in part: {', '.join(report.asleep)} is off its device"
+        rest = "" if sleeps_lightly(report) else ", and holds no weights until it is woken and refitted"
+        return f"sleeps at level {report.sleep_level}{rest}"
     if report.message:
         return report.message
     return "" if report.state is WorkerState.SERVING else f"is {report.state.value}"
@@ -95,25 +120,56 @@ def view_session(state: State, session: str) -> SessionView:
     return SessionView(session=held.id, lease_seconds=state.timing.lease, fleet=view_fleet(state))
 
 
-def view_cache_reset(state: State, reset: str) -> CacheResetView | None:
+def view_cache_reset(state: State, round_id: str) -> CacheResetView | None:
     """vLLM's answers by pod name; None while some are missing."""
-    known = state.cache_resets[reset]
-    return None if known.waiting else CacheResetView(reset=dict(sorted(known.reset.items())))
+    known = state.rounds[round_id]
+    if known.waiting:
+        return None
+    answers = sorted(known.answers.items())
+    return CacheResetView(reset={name: isinstance(said, CacheReport) and said.cache_reset for name, said in answers})
+
+
+def view_rest(state: State, round_id: str) -> FleetView | None:
+    """The fleet after every engine fell asleep or woke, None while answers are missing; ProblemError naming who did not."""
+    known = state.rounds[round_id]
+    if known.waiting:
+        return None
+    problems = {name: said for name, said in sorted(known.answers.items()) if isinstance(said, Problem)}
+    if not problems:
+        return view_fleet(state)
+    alone = len(problems) == 1
+    sentences = "; ".join(problem.message for problem in list(problems.values())[:8])
+    raise ProblemError(
+        next(iter(problems.values())).code if alone else ProblemCode.ENGINE_FAILED,
+        f"{name_some(problems)} of {len(known.answers)} engines did not {known.verb.value}: {sentences}; "
+        f"the others did, repeat the call",
+        member=next(iter(problems.values())).member if alone else "",
+    )
 
 
 def view_refit(state: State, refit: str, now: float) -> RefitView:
     """Raises ProblemError when the refit is unknown."""
     known = find_refit(state, refit)
-    waiting = [_name(state, known, uid) for uid in known.waiting]
+    seated = {seat.pod_uid: seat.pod_name for seat in known.seats}
+    waiting = [seated.get(uid) or _name(state, uid) for uid in known.waiting]
     if known.trainer_pending:
         waiting.append(TRAINER)
     if known.step is Step.GATHER and state.roster is not None:
         present = {member.engine for member in state.roster.members}
         waiting += [f"engine-{engine}" for engine in range(state.roster.engines) if engine not in present]
     remaining = max(known.deadline - now, 0.001)
-    join = send = None
-    if known.step is Step.JOIN:
-        join = TrainerJoin(epoch=known.epoch, rank=0, world_size=world_size(known.seats), deadline_seconds=remaining)
+    join = prepare = send = None
+    if known.step is Step.JOIN and known.choice is not None:
+        join = TrainerJoin(
+            epoch=known.epoch,
+            transport=known.choice.transport,
+            wire=known.choice.wire,
+            trainer_ranks=known.trainer_ranks,
+            world_size=world_size(known.seats, known.trainer_ranks),
+            deadline_seconds=remaining,
+        )
+    if known.step is Step.PREPARE:
+        prepare = TrainerPrepare(epoch=known.epoch, layouts=layout_digests(known), deadline_seconds=remaining)
     if known.step is Step.RECEIVE:
         send = TrainerSend(epoch=known.epoch, deadline_seconds=remaining)
     return RefitView(
@@ -124,16 +180,14 @@ def view_refit(state: State, refit: str, now: float) -> RefitView:
         sequence=known.sequence,
         waiting_for=tuple(sorted(waiting)),
         join=join,
+        prepare=prepare,
         send=send,
         problem=known.problem,
         result=summarize_result(known) if known.committed and known.manifest is None else None,
     )
 
 
-def _name(state: State, refit: Refit, pod_uid: str) -> str:
-    for seat in refit.seats:
-        if seat.pod_uid == pod_uid:
-            return seat.pod_name
+def _name(state: State, pod_uid: str) -> str:
     record = state.members.get(pod_uid)
     return record.pod_name if record else pod_uid
 
@@ -141,17 +195,23 @@ def _name(state: State, refit: Refit, pod_uid: str) -> str:
 def summarize_result(refit: Refit) -> RefitResult:
     """What a committed refit achieved; its members are those that serve the version."""
     transfer = refit.seconds.get(Phase.TRANSFERRING.value, 0.0)
+    choice = refit.choice
     return RefitResult(
         version=refit.version,
         epoch=refit.epoch,
         members=tuple(seat.pod_name for seat in refit.seats if seat.pod_uid not in refit.casualties),
         tensors=refit.tensors,
         nbytes=refit.nbytes,
-        digest=refit.sent.digest if refit.sent else "",
+        digest=combine_sent_digests(refit.sent.digests) if refit.sent else "",
         live_digest=refit.live_digest,
         seconds=dict(refit.seconds),
         pause_seconds=refit.pause_seconds,
         gigabytes_per_second=refit.nbytes / transfer / 1e9 if transfer > 0 else 0.0,
+        transport=choice.transport if choice else Transport.AUTO,
+        reason=choice.reason if choice else "",
+        staged=refit.staged,
+        detours=describe_detours(refit),
+        slowest=refit.slowest,
     )
 
 
@@ -175,16 +235,24 @@ def judge_readiness(state: State) -> Readiness:
     lagging = [f"engine {engine} has no pod" for engine in range(roster.engines) if engine not in present]
     records = sorted(state.members.values(), key=lambda record: record.member.engine)
     lagging += [
-        f"{record.pod_name}: {describe_member(record) or 'not admitted yet'}"
+        f"{record.pod_name}: {describe_member(state, record) or 'not admitted yet'}"
         for record in records
         if not is_admitted(record, state.version)
     ]
     admitted = len(records) - sum(not is_admitted(record, state.version) for record in records)
     message = f"{admitted} of {roster.engines} engines hold version {state.version}"
+    asleep = _count_asleep(state)
+    if asleep:
+        message += f", {asleep} of them asleep" if asleep == admitted else f"; {asleep} asleep"
     if lagging:
         more = f"; and {len(lagging) - 4} more" if len(lagging) > 4 else ""
         message = f"{message}; {'; '.join(lagging[:4])}{more}"[:MESSAGE_LENGTH]
     return Readiness(True, "AnswersTrainers", message)
+
+
+def _count_asleep(state: State) -> int:
+    reports = (record.report for record in state.members.values())
+    return sum(report is not None and report.state is WorkerState.ASLEEP for report in reports)
 
 
 def summarize_status(state: State, record: Record) -> dict[str, Any]:
@@ -196,6 +264,9 @@ def summarize_status(state: State, record: Record) -> dict[str, Any]:
         "version": record.version,
         "members": {"total": state.roster.engines if state.roster else 0, "admitted": admitted},
     }
+    asleep = _count_asleep(state)
+    if asleep:
+        status["members"]["asleep"] = asleep
     if record.intent is not None:
         status["intent"] = record.intent.model_dump(mode="json", by_alias=True)
     session = state.session
@@ -223,6 +294,14 @@ def _summarize_refit(refit: Refit) -> dict[str, Any]:
         "pauseSeconds": round(refit.pause_seconds, 6),
         "gigabytesPerSecond": round(result.gigabytes_per_second, 6) if refit.committed else 0.0,
     }
+    if refit.choice is not None:
+        summary |= {
+            "transport": refit.choice.transport.value,
+            "reason": refit.choice.reason[:MESSAGE_LENGTH],
+            "staged": refit.staged,
+            "detours": [sentence[:MESSAGE_LENGTH] for sentence in result.detours],
+            "slowest": refit.slowest[:TEXT_LENGTH],
+        }
     problem = refit.problem
     if problem is not None:
         summary |= {

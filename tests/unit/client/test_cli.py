@@ -110,6 +110,23 @@ def drawn(fleet: dict, last_refit: dict | None, pods=PODS, *, as_list: bool = Fa
     return console.file.getvalue()
 
 
+def test_the_last_refit_shows_how_its_weights_travelled() -> None:
+    text = drawn(
+        fleet_object(),
+        COMPLETE
+        | {
+            "transport": "Layout",
+            "reason": "Layout over NCCL: trainer and engines share no device",
+            "staged": True,
+            "detours": ["layers.0.mlp: packed by its kernel"],
+            "slowest": "quickstart-1-0-0 rank 3",
+        },
+    )
+    assert "Layout over NCCL: trainer and engines share no device (staged)" in text
+    assert "through vLLM's loader: layers.0.mlp: packed by its kernel" in text
+    assert "last to have it: quickstart-1-0-0 rank 3" in text
+
+
 def test_one_fleet_shows_conditions_engines_weights_and_the_last_refit() -> None:
     text = drawn(fleet_object(), COMPLETE)
     assert "rl/quickstart  tiny-qwen2  1/2 engines ready  age 60m" in text

@@ -20,8 +20,25 @@ CLIENT = Path(__file__).parents[3] / "client"
 LARGE = 1 << 28
 """More than socket buffers hold: a sender blocks until the others receive."""
 
+ECHO = f"""
+import sys, time
+sys.path.insert(0, {str(CLIENT)!r})
+import torch
+from rolloutfleet.transport.gloo import connect_store, form_group
+group = form_group(connect_store("127.0.0.1", int(sys.argv[1]), 60), 1, 1, 2, 60)
+until = time.monotonic() + 60
+numbers = [torch.empty(1000, dtype=torch.int64) for _ in range(20)]
+with group.grouped(until):
+    for number in numbers:
+        group.receive(number, 0, until)
+print([int(number[0]) for number in numbers], flush=True)
+for number in numbers:
+    group.send(number + 1, 0, until)
+sys.stdin.readline()
+"""
+
 MEMBER = f"""
-import sys
+import sys, time
 sys.path.insert(0, {str(CLIENT)!r})
 import torch
 from rolloutfleet.transport.gloo import connect_store, form_group
@@ -31,7 +48,7 @@ print("joined", flush=True)
 sys.stdin.readline()
 buffer = torch.empty({LARGE}, dtype=torch.uint8)
 try:
-    group.broadcast_from_zero(buffer, 60)
+    group.broadcast(buffer, 0, time.monotonic() + 60)
     print("received", int(buffer.min()), int(buffer.max()), flush=True)
 except OSError as error:
     print(type(error).__name__, flush=True)
@@ -98,7 +115,7 @@ class Broadcast:
 
     def _run(self, group: Group, timeout: float) -> None:
         try:
-            group.broadcast_from_zero(torch.full((LARGE,), 7, dtype=torch.uint8), timeout)
+            group.broadcast(torch.full((LARGE,), 7, dtype=torch.uint8), 0, time.monotonic() + timeout)
         except OSError as error:
             self.error = error
 
@@ -125,7 +142,7 @@ def test_an_abort_unblocks_the_sender_and_every_member_that_receives(group: Grou
     assert "the sync job said so" in str(error)
     assert members.line(1) == "ConnectionError"
     with pytest.raises(ConnectionAbortedError, match="the group of epoch 1 has ended"):
-        group.broadcast_from_zero(torch.zeros(1), 1)
+        group.broadcast(torch.zeros(1), 0, time.monotonic() + 1)
 
 
 def test_a_member_that_dies_ends_the_broadcast(group: Group, members: Members) -> None:
@@ -169,3 +186,42 @@ def test_a_store_that_cannot_be_reached_is_named_with_advice() -> None:
         port = free.getsockname()[1]
     with pytest.raises(ConnectionError, match=f"trainer's store at 127.0.0.1:{port} was not reached .* advertise="):
         connect_store("127.0.0.1", port, 0.5)
+
+
+@pytest.fixture
+def pair(store: SessionStore) -> Iterator[tuple[Group, subprocess.Popen[str]]]:
+    command = [sys.executable, "-c", ECHO, str(store.store.port)]
+    other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    formed = form_group(store, 1, 0, 2, 60)
+    yield formed, other
+    formed.close()
+    other.kill()
+    other.communicate()
+
+
+def test_messages_between_two_ranks_keep_their_order(pair: tuple[Group, subprocess.Popen[str]]) -> None:
+    group, other = pair
+    until = time.monotonic() + 60
+    with group.grouped(until):
+        for number in range(20):
+            group.send(torch.full((1000,), number, dtype=torch.int64), 1, until)
+    assert other.stdout.readline().strip() == str(list(range(20)))
+    answer = torch.empty(1000, dtype=torch.int64)
+    for number in range(20):
+        group.receive(answer, 1, until)
+        assert answer.unique().tolist() == [number + 1]
+
+
+@pytest.mark.parametrize("end", ["abort", "kill", "deadline"])
+def test_a_message_that_never_comes_is_waited_for_until_something_ends_it(
+    pair: tuple[Group, subprocess.Popen[str]], end: str
+) -> None:
+    group, other = pair
+    timer = threading.Timer(0.2, {"abort": group.abort, "kill": other.kill, "deadline": time.monotonic}[end])
+    timer.start()
+    began = time.monotonic()
+    kind = {"abort": ConnectionAbortedError, "kill": ConnectionError, "deadline": TimeoutError}[end]
+    with pytest.raises(kind):
+        group.receive(torch.empty(8), 1, began + (1 if end == "deadline" else 60))
+    assert time.monotonic() - began < 5
+    timer.join()

@@ -20,6 +20,7 @@ def loaded_by(statement: str) -> set[str]:
         "import rolloutfleet",
         "import rolloutfleet; rolloutfleet.connect; rolloutfleet.Fleet; rolloutfleet.RefitFailed; rolloutfleet.Sampling",
         "import rolloutfleet.buckets, rolloutfleet.digest, rolloutfleet.session, rolloutfleet.refit",
+        "import rolloutfleet.layout",
     ],
 )
 def test_the_client_needs_neither_torch_nor_vllm_nor_kubernetes_nor_numpy(statement: str) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rolloutfleet.contract.policy import Transport
+from rolloutfleet.contract.policy import Staging, Transport
 from rolloutfleet_operator.api.parse import parse_fleet_spec, parse_fleet_status, parse_weightsync_spec
 from rolloutfleet_operator.errors import InvalidSpecError
 
@@ -57,16 +57,18 @@ def test_a_variable_that_would_bypass_refits_is_refused(make_body):
 
 
 @pytest.mark.parametrize(
-    ("gpu", "given", "transport"),
+    ("refit", "transport", "staging"),
     [
-        ("", None, Transport.GLOO),
-        ("nvidia.com/gpu", None, Transport.NATIVE),
-        ("nvidia.com/gpu", "Gloo", Transport.GLOO),
+        ({}, Transport.AUTO, Staging.AUTO),
+        ({"transport": "Layout", "staging": "Never"}, Transport.LAYOUT, Staging.NEVER),
+        ({"transport": "Native"}, Transport.NATIVE, Staging.AUTO),
     ],
 )
-def test_transport_follows_the_hardware_unless_it_is_given(make_spec, gpu, given, transport):
-    refit = {} if given is None else {"transport": given}
-    assert make_spec(placement={"gpuResource": gpu}, refit=refit).refit_policy.transport is transport
+def test_the_sync_job_is_told_transport_and_staging_and_chooses_itself_unless_they_are_given(
+    make_spec, refit, transport, staging
+):
+    policy = make_spec(refit=refit).refit_policy
+    assert (policy.transport, policy.staging) == (transport, staging)
 
 
 def test_suspended_fleets_want_no_engines(make_spec):

@@ -128,9 +128,18 @@ class TestWhyNotReady:
     def test_a_late_engine_waits_for_the_next_refit(self, facts, conditions, serving, make_pod):
         late = make_pod(1, container={"started": True})
         seen = conditions(facts([serving[0], late], weights=Weights(version=7, skew=1)))
-        told = "an engine that does not hold version 7 serves after the next refit; 1 of 2 engines serve"
+        told = (
+            "an engine that does not hold version 7 takes it over from a peer, or waits for the next refit; "
+            "1 of 2 engines serve"
+        )
         self.check(seen, "AwaitingNextRefit", told)
         assert seen["WeightsCurrent"] == ("False", "EnginesBehind", "1 of 2 engines do not hold version 7")
+
+    def test_engines_that_sleep_are_no_late_engines(self, facts, conditions, make_pod):
+        asleep = [make_pod(e, container={"started": True}) for e in range(2)]
+        seen = conditions(facts(asleep, weights=Weights(version=7, asleep=2)))
+        self.check(seen, "EnginesAsleep", "a trainer has put 2 engines to sleep; 0 of 2 engines serve")
+        assert seen["WeightsCurrent"][0] == "True"
 
     def test_an_update_is_under_way(self, facts, conditions, serving, make_pod):
         old = make_pod(1, ready=True, revision="old")

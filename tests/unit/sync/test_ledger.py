@@ -5,17 +5,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes.engine import FakeEngine
-from fakes.simulation import MANIFEST
 from rolloutfleet.contract.manifest import ManifestFaults
 from rolloutfleet.contract.members import Member
-from rolloutfleet.contract.policy import Transport
+from rolloutfleet.contract.policy import Wire
 from rolloutfleet.contract.problems import ProblemCode
-from rolloutfleet.contract.trainer import OpenSession, TrainerSent
-from rolloutfleet.contract.worker import ReceiveReport, Rendezvous
+from rolloutfleet.contract.trainer import OpenSession
+from rolloutfleet.contract.worker import Rendezvous
 from rolloutfleet_sync.protocol.ledger import (
     describe_faults,
+    find_environment_mismatch,
     find_ledger_mismatch,
-    find_unverified,
     name_some,
     plan_seats,
     world_size,
@@ -36,19 +35,19 @@ def ledger(*environments: dict[str, str], nccl: tuple[str, ...] = ("", "", "")):
         FakeEngine(m, instance="i", environment=environment, nccl_version=nccl[m.engine])
         for m, environment in zip(members, environments, strict=True)
     ]
-    seats = plan_seats(members, {m.pod_uid: "i" for m in members})
+    seats = plan_seats(members, {m.pod_uid: "i" for m in members}, trainer_ranks=1)
     return seats, {engine.member.pod_uid: engine.report() for engine in engines}
 
 
 @pytest.mark.scenario("F13")
-@given(st.lists(st.integers(1, 8), min_size=1, max_size=12), st.randoms())
-def test_ranks_are_a_permutation_by_engine_whatever_the_order_of_the_roster(ranks, random):
+@given(st.lists(st.integers(1, 8), min_size=1, max_size=12), st.integers(1, 16), st.randoms())
+def test_ranks_are_a_permutation_by_engine_whatever_the_order_of_the_roster(ranks, trainer_ranks, random):
     members = [member(engine, count) for engine, count in enumerate(ranks)]
     random.shuffle(members)
-    seats = plan_seats(members, {m.pod_uid: "i" for m in members})
+    seats = plan_seats(members, {m.pod_uid: "i" for m in members}, trainer_ranks)
     assert [seat.engine for seat in seats] == list(range(len(ranks)))
     taken = [seat.offset + rank for seat in seats for rank in range(seat.ranks)]
-    assert [0, *taken] == list(range(world_size(seats)))
+    assert [*range(trainer_ranks), *taken] == list(range(world_size(seats, trainer_ranks)))
 
 
 @pytest.mark.parametrize(
@@ -61,8 +60,8 @@ def test_ranks_are_a_permutation_by_engine_whatever_the_order_of_the_roster(rank
         (({"GLOO_X": "1"}, {"GLOO_X": "1"}), {}, "GLOO_X is '1' on p0, p1 but unset on trainer"),
     ],
 )
-def test_only_variables_that_change_the_transport_are_compared(environments, trainer, words):
-    problem = find_ledger_mismatch(*ledger(*environments), opened(environment=trainer), Transport.GLOO)
+def test_only_variables_that_change_the_wire_are_compared(environments, trainer, words):
+    problem = find_environment_mismatch(*ledger(*environments), opened(environment=trainer), Wire.GLOO)
     if words is None:
         assert problem is None
     else:
@@ -70,26 +69,31 @@ def test_only_variables_that_change_the_transport_are_compared(environments, tra
         assert words in problem.message
 
 
-def test_nccl_versions_must_be_equal_on_a_native_transport():
+def test_variables_of_a_group_do_not_matter_where_memory_is_shared():
+    lines = ledger({"GLOO_X": "1", "NCCL_X": "1"}, {}, nccl=("2.28", "2.30"))
+    assert find_environment_mismatch(*lines, opened(), Wire.MEMORY) is None
+
+
+def test_nccl_versions_must_be_equal_over_nccl():
     lines = ledger({}, {}, nccl=("2.28", "2.28"))
-    assert find_ledger_mismatch(*lines, opened(), Transport.NATIVE) is None
-    problem = find_ledger_mismatch(*lines, opened(nccl_version="2.30"), Transport.NATIVE)
+    assert find_environment_mismatch(*lines, opened(), Wire.NCCL) is None
+    problem = find_environment_mismatch(*lines, opened(nccl_version="2.30"), Wire.NCCL)
     assert problem is not None
     assert "the NCCL version is '2.28' on p0, p1 but '2.30' on trainer" in problem.message
-    assert find_ledger_mismatch(*lines, opened(nccl_version="2.30"), Transport.GLOO) is None
+    assert find_environment_mismatch(*lines, opened(nccl_version="2.30"), Wire.GLOO) is None
 
 
 @pytest.mark.parametrize(
     ("change", "code", "words"),
     [
-        ({"contract_version": 2}, ProblemCode.CONTRACT_MISMATCH, "p1 speaks contract version 2, the sync job 1"),
+        ({"contract_version": 1}, ProblemCode.CONTRACT_MISMATCH, "p1 speaks contract version 1, the sync job 2"),
         ({"ranks": 4}, ProblemCode.WORLD_SIZE_MISMATCH, "p1 has 4 ranks, the roster says 1"),
     ],
 )
 def test_a_member_that_does_not_fit_is_named(change, code, words):
     seats, reports = ledger({}, {})
     reports["u1"] = reports["u1"].model_copy(update=change)
-    problem = find_ledger_mismatch(seats, reports, opened(), Transport.GLOO)
+    problem = find_ledger_mismatch(seats, reports, opened())
     assert problem is not None
     assert (problem.code, problem.member) == (code, "p1")
     assert words in problem.message
@@ -97,9 +101,13 @@ def test_a_member_that_does_not_fit_is_named(change, code, words):
 
 @pytest.mark.scenario("F21")
 def test_the_groups_world_size_is_compared_with_the_trainers():
-    problem = find_ledger_mismatch(*ledger({}, {}), opened(world_size=9), Transport.GLOO)
+    problem = find_ledger_mismatch(*ledger({}, {}), opened(world_size=9))
     assert problem is not None
-    assert "counts a world of 9, the group has 3" in problem.message
+    assert "counts a world of 9, the group has 3: 2 workers and 1 trainer rank;" in problem.message
+    assert find_ledger_mismatch(*ledger({}, {}), opened(world_size=6, ranks=4)) is None
+    problem = find_ledger_mismatch(*ledger({}, {}), opened(world_size=3, ranks=4))
+    assert problem is not None
+    assert "counts a world of 3, the group has 6: 2 workers and 4 trainer ranks;" in problem.message
 
 
 def test_equal_faults_are_told_once_for_all_engines():
@@ -108,54 +116,6 @@ def test_equal_faults_are_told_once_for_all_engines():
     problem = describe_faults(3, {"u0": same, "u1": ManifestFaults(extra=("x",)), "u2": same}, seats)
     assert "3 of 3 engines: p1: extra: x | p0, p2: missing: w;" in problem.message
     assert problem.member == ""
-
-
-SENT = TrainerSent(epoch=1, tensors=2, nbytes=MANIFEST.nbytes, digest="d")
-
-
-def received(**change: object) -> ReceiveReport:
-    good = {
-        "version": 1,
-        "tensors": 2,
-        "nbytes": MANIFEST.nbytes,
-        "received_digest": "d",
-        "live_digests": ("l",),
-        "receive_seconds": 1.0,
-        "load_seconds": 1.0,
-    }
-    return ReceiveReport.model_validate(good | change)
-
-
-@pytest.mark.scenario("F53")
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({}, None),
-        ({"version": 2}, "p1 loaded version 2, not 1"),
-        ({"tensors": 1}, "p1 received 1 tensors of 38 bytes, not 2 of 38"),
-        ({"nbytes": 37}, "p1 received 2 tensors of 37 bytes"),
-        ({"received_digest": "e"}, "p1 received bytes of digest e, the trainer sent d"),
-        ({"live_digests": ()}, "p1 gave 0 live digests for 1 ranks"),
-        ({"live_digests": ("m",)}, "local rank 0 of p1 holds live parameters of digest m, that of p0 l"),
-    ],
-)
-def test_every_way_to_hold_something_else_is_found(change, words):
-    seats, _ = ledger({}, {})
-    problem = find_unverified(1, MANIFEST, SENT, seats, {"u0": received(), "u1": received(**change)})
-    if words is None:
-        assert problem is None
-    else:
-        assert problem is not None
-        assert (problem.code, problem.member) == (ProblemCode.DIGEST_MISMATCH, "p1")
-        assert words in problem.message
-
-
-def test_a_trainer_that_sent_less_than_its_manifest_is_found():
-    seats, _ = ledger({})
-    sent = SENT.model_copy(update={"tensors": 1})
-    problem = find_unverified(1, MANIFEST, sent, seats, {"u0": received()})
-    assert problem is not None
-    assert problem.member == "trainer"
 
 
 def test_long_lists_of_names_end_in_a_count():

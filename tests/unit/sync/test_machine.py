@@ -8,14 +8,16 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from fakes.engine import FakeEngine
 from fakes.simulation import DEADLINES, Simulation
+from rolloutfleet.contract.policy import PauseMode, RefitPolicy, Transport
 from rolloutfleet.contract.problems import ProblemError
-from rolloutfleet.contract.trainer import Phase
-from rolloutfleet.contract.worker import WorkerState
+from rolloutfleet.contract.trainer import Phase, SleepFleet, WakeFleet
+from rolloutfleet.contract.worker import SleepLevel, WakeTag, WorkerState
 from rolloutfleet_sync.protocol.commands import CallWorker
-from rolloutfleet_sync.protocol.events import RosterChanged, SessionClosed
+from rolloutfleet_sync.protocol.events import RosterChanged, SessionClosed, SleepRequested, WakeRequested
 from rolloutfleet_sync.protocol.model import TERMINAL, Step, Verb
 
 LONGEST = sum(DEADLINES.model_dump().values())
+TRANSFER = {Verb.JOIN, Verb.PREPARE, Verb.PAUSE, Verb.RECEIVE}
 pick = st.integers(0, 7)
 
 
@@ -34,9 +36,19 @@ class FleetUnderFire(RuleBasedStateMachine):
         self.sessions = 0
         self.refits = 0
 
-    @initialize(engines=st.integers(1, 3), ranks=st.integers(1, 2), settled=st.booleans())
-    def start(self, engines: int, ranks: int, settled: bool):
-        self.sim = Simulation(engines=engines, ranks=ranks)
+    @initialize(
+        engines=st.integers(1, 3),
+        ranks=st.integers(1, 2),
+        settled=st.booleans(),
+        transport=st.sampled_from([Transport.GLOO, Transport.AUTO]),
+        pause=st.sampled_from(PauseMode),
+        calibrated=st.booleans(),
+    )
+    def start(self, engines: int, ranks: int, settled: bool, transport: Transport, pause: PauseMode, calibrated: bool):
+        policy = RefitPolicy(transport=transport, pause=pause, deadlines=DEADLINES)
+        self.sim = Simulation(engines=engines, ranks=ranks, policy=policy)
+        for engine in self.sim.workers.values():
+            engine.calibrated = calibrated
         self.sim.start()
         if settled:
             self.sim.settle()
@@ -53,7 +65,7 @@ class FleetUnderFire(RuleBasedStateMachine):
     def a_connection_breaks(self, index: int, arrives: bool):
         command = self.sim.calls[index % len(self.sim.calls)]
         before = len(self.sim.answers)
-        if arrives and command.verb is not Verb.RECEIVE:
+        if arrives and command.verb not in {Verb.RECEIVE, Verb.LEND}:
             self.sim.deliver_call(self.sim.calls.index(command))
             del self.sim.answers[before:]
         else:
@@ -101,6 +113,10 @@ class FleetUnderFire(RuleBasedStateMachine):
     def a_cache_is_stubborn(self, index: int, answer: bool, fails: bool):
         worker = self.sim.workers[index % self.sim.engines]
         worker.cache_answer, worker.cache_fails = answer, fails
+
+    @rule(index=pick, fails=st.booleans())
+    def a_peer_is_unreliable(self, index: int, fails: bool):
+        self.sim.workers[index % self.sim.engines].peer_fails = fails
 
     @precondition(lambda self: self.sim.transfers)
     @rule(index=pick, whole=st.booleans())
@@ -153,6 +169,14 @@ class FleetUnderFire(RuleBasedStateMachine):
         self.refits += 1
         self._try(self.sim.request, self.versions, f"r{self.refits}", self.sim.state.session.id)
 
+    @rule(level=st.sampled_from(SleepLevel))
+    def the_fleet_falls_asleep(self, level: SleepLevel):
+        self._try(self.sim.apply, SleepRequested(f"q{self.sim.fresh()}", SleepFleet(level=level)))
+
+    @rule(tags=st.sampled_from([(), (WakeTag.WEIGHTS,), (WakeTag.KV_CACHE,)]))
+    def the_fleet_wakes(self, tags: tuple[WakeTag, ...]):
+        self._try(self.sim.apply, WakeRequested(f"q{self.sim.fresh()}", WakeFleet(tags=tags)))
+
     @precondition(lambda self: self.sim.state.active)
     @rule(deed=st.sampled_from(["follow", "follow", "follow", "follow", "fail", "leave", "repeat"]))
     def the_trainer_acts(self, deed: str):
@@ -166,6 +190,8 @@ class FleetUnderFire(RuleBasedStateMachine):
             self._try(self.sim.tell_sent, refit.id)
         elif refit.step is Step.JOIN:
             self._try(self.sim.join, refit.id)
+        elif refit.step is Step.PREPARE:
+            self._try(self.sim.prepare, refit.id)
         elif refit.step in {Step.RECEIVE, Step.VERIFY} and refit.sent is None:
             self._try(self.sim.send, refit.id)
 
@@ -223,13 +249,29 @@ class FleetUnderFire(RuleBasedStateMachine):
         self.seen_commands = len(self.sim.commands)
         last = self.sim.state.refit
         for command in fresh:
-            if isinstance(command, CallWorker) and command.verb in {Verb.JOIN, Verb.PAUSE, Verb.RECEIVE}:
+            if isinstance(command, CallWorker) and command.verb in TRANSFER:
                 assert last is not None
                 assert command.message is not None
                 assert command.message.epoch == last.epoch
             if isinstance(command, CallWorker) and command.verb is Verb.RESUME:
                 record = self.sim.state.members.get(command.pod_uid)
                 assert record is None or record.report is None or record.report.state is not WorkerState.DIRTY
+
+    @invariant()
+    def whoever_receives_a_staged_version_serves_meanwhile(self):
+        refit = self.sim.state.active
+        if refit is None or not refit.staged or refit.decided or refit.phase is Phase.ABORTING:
+            return
+        for seat in refit.seats:
+            engine = self.sim.find(seat.pod_uid)
+            if engine is not None and engine.instance == seat.instance and refit.step is not Step.CHECK:
+                assert engine.fence.whole, f"{engine.name} is {engine.fence.state} while {refit.step}"
+
+    @invariant()
+    def an_engine_lends_to_one_peer_at_a_time_and_never_during_a_refit(self):
+        donors = [loan.donor for loan in self.sim.state.loans.values() if loan.donor]
+        assert len(donors) == len(set(donors))
+        assert not donors or self.sim.state.active is None
 
     @invariant()
     def a_refit_ends_within_its_deadlines(self):
@@ -243,13 +285,15 @@ class FleetUnderFire(RuleBasedStateMachine):
         sim = self.sim
         sim.transfers = [(c, e) for c, e in sim.transfers if sim.find(c.pod_uid) is e]
         for engine in sim.workers.values():
-            engine.cache_answer, engine.cache_fails = True, False
+            engine.cache_answer, engine.cache_fails, engine.peer_fails = True, False, False
         self.the_roster_arrives()
         for _ in range(12):
             while sim.transfers:
                 sim.end_transfer(whole=False)
             sim.settle()
             sim.advance(10.0)
+        self._try(sim.apply, WakeRequested("morning", WakeFleet()))
+        sim.settle()
         self.sessions += 1
         sim.open_session(f"s{self.sessions}", take_over=True)
         self.versions += 1
@@ -263,6 +307,6 @@ class FleetUnderFire(RuleBasedStateMachine):
 
 
 FleetUnderFire.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=60, deadline=None, derandomize=False, print_blob=True
+    max_examples=100, stateful_step_count=60, deadline=None, derandomize=False, print_blob=True
 )
 test_fleet_under_fire = FleetUnderFire.TestCase

@@ -39,7 +39,7 @@ def test_by_hand_the_roster_file_says_whose_it_is(tmp_path: Path, token: str):
     roster.write_text(ROSTER)
     arguments = ["--roster", str(roster), "--status", "s.json", "--token-file", token, "--model", "m"]
     settings = read_settings(arguments, {})
-    assert (settings.fleet, settings.fleet_uid, settings.policy.transport) == ("demo", "uid", Transport.GLOO)
+    assert (settings.fleet, settings.fleet_uid, settings.policy.transport) == ("demo", "uid", Transport.AUTO)
 
 
 def test_the_help_shows_a_command_that_works():

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,17 +13,38 @@ SECRET = "s3cret"
 
 
 class EngineDouble:
-    """Stands for vLLM's engine client."""
+    """Stands for vLLM's engine client, and for the client of its core."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, dict]] = []
+        self.resets = False
+        self.failure: Exception | None = None
+        self.engine_core = self
+        self.vllm_config = SimpleNamespace(model_config=SimpleNamespace(enable_sleep_mode=False))
+
+    async def pause_scheduler_async(self, **options):
+        self.calls.append(("pause-core", options))
+
+    async def resume_scheduler_async(self):
+        self.calls.append(("resume-core", {}))
+
+    async def collective_rpc_async(self, method, _seconds=None, args=(), kwargs=None):
+        self.calls.append((method, kwargs or {}))
+        if self.failure and method == "update_weights":
+            raise self.failure
+
+    async def sleep(self, **options):
+        self.calls.append(("sleep", options))
+
+    async def wake_up(self, **options):
+        self.calls.append(("wake", options))
 
     async def pause_generation(self, **options):
         self.calls.append(("pause", options))
 
     async def reset_prefix_cache(self, **options):
         self.calls.append(("reset", options))
-        return False
+        return self.resets
 
     async def reset_encoder_cache(self):
         self.calls.append(("reset-encoder", {}))
@@ -146,3 +168,66 @@ async def test_a_cache_reset_that_vllm_denies_is_reported_as_denied(server):
 async def test_a_pause_keeps_the_cache_for_the_commit_to_decide(server):
     await server.request(ENGINE_PREFIX + "pause", {"mode": "keep"}, secret=SECRET)
     assert server.engine.calls == [("pause", {"mode": "keep", "clear_cache": False})]
+
+
+UPDATE = [
+    ("start_weight_update", {}),
+    ("update_weights", {"update_info": {"version": 8}}),
+    ("finish_weight_update", {}),
+]
+
+
+async def test_a_swap_stops_the_scheduler_for_the_copy_and_the_cache_and_names_the_new_version(server):
+    await server.door(Door.OPEN, version=7)
+    server.engine.resets = True
+    body = {"version": 8, "reset_cache": True, "pause": True}
+    status, answer, _ = await server.request(ENGINE_PREFIX + "swap", body, secret=SECRET)
+    assert (status, answer["reset"]) == (200, True)
+    assert answer["pause_seconds"] > 0
+    assert server.engine.calls == [
+        ("pause-core", {"mode": "keep", "clear_cache": False}),
+        *UPDATE,
+        ("reset", {"reset_running_requests": True, "reset_connector": True}),
+        ("reset-encoder", {}),
+        ("resume-core", {}),
+    ]
+    assert (await server.request("/v1/completions"))[2][b"x-rolloutfleet-weight-version"] == b"8"
+
+
+async def test_a_swap_in_a_paused_engine_neither_pauses_nor_resumes_it(server):
+    body = {"version": 8, "reset_cache": False, "pause": False}
+    _, answer, _ = await server.request(ENGINE_PREFIX + "swap", body, secret=SECRET)
+    assert answer["reset"] is None
+    assert server.engine.calls == UPDATE
+
+
+@pytest.mark.scenario("F53")
+async def test_a_swap_whose_cache_is_not_reset_leaves_the_scheduler_stopped(server):
+    body = {"version": 8, "reset_cache": True, "pause": True}
+    _, answer, _ = await server.request(ENGINE_PREFIX + "swap", body, secret=SECRET)
+    assert answer["reset"] is False
+    assert "resume-core" not in [name for name, _ in server.engine.calls]
+
+
+async def test_a_swap_that_fails_says_why_and_leaves_scheduler_and_version_as_they_were(server):
+    await server.door(Door.OPEN, version=7)
+    server.engine.failure = RuntimeError("local rank 1 has version 6 staged, not 8")
+    body = {"version": 8, "reset_cache": True, "pause": True}
+    status, answer, _ = await server.request(ENGINE_PREFIX + "swap", body, secret=SECRET)
+    assert (status, answer) == (500, {"message": "RuntimeError: local rank 1 has version 6 staged, not 8"})
+    assert "resume-core" not in [name for name, _ in server.engine.calls]
+    assert (await server.request("/v1/completions"))[2][b"x-rolloutfleet-weight-version"] == b"7"
+
+
+@pytest.mark.row("A-U5")
+async def test_sleep_aborts_what_runs_and_wake_takes_back_what_is_named(server):
+    await server.request(ENGINE_PREFIX + "sleep", {"level": 2}, secret=SECRET)
+    await server.request(ENGINE_PREFIX + "wake", {"tags": ["weights"]}, secret=SECRET)
+    assert server.engine.calls == [("sleep", {"level": 2, "mode": "abort"}), ("wake", {"tags": ["weights"]})]
+
+
+async def test_an_engine_without_sleep_mode_is_said_to_have_none(server):
+    _, answer, _ = await server.request(ENGINE_PREFIX + "sleepless", secret=SECRET)
+    assert "started without --enable-sleep-mode" in answer["reason"]
+    server.engine.vllm_config.model_config.enable_sleep_mode = True
+    assert (await server.request(ENGINE_PREFIX + "sleepless", secret=SECRET))[1] == {"reason": ""}

@@ -26,11 +26,17 @@ class FleetInitInfo(WeightTransferInitInfo):
 
 @dataclass
 class FleetUpdateInfo(WeightTransferUpdateInfo):
-    """Never used: weights are announced by the sync job."""
+    """A swap: which staged version is to be copied into the live weights. Weights themselves are announced by the sync job."""
+
+    version: int
 
 
 class FleetTransferEngine(WeightTransferEngine[FleetInitInfo, FleetUpdateInfo]):
-    """Starts the control thread of this rank; vLLM's own refit routes are refused, since two drivers would mix versions."""
+    """Starts the control thread of this rank, and swaps in what that has staged, on vLLM's own thread between two steps of the model.
+
+    vLLM's routes carry no weights here: an update names the version that the sync job has had staged, anything else is refused, since
+    two drivers would mix versions.
+    """
 
     init_info_cls = FleetInitInfo
     update_info_cls = FleetUpdateInfo
@@ -40,24 +46,25 @@ class FleetTransferEngine(WeightTransferEngine[FleetInitInfo, FleetUpdateInfo]):
         super().__init__(config, vllm_config, device, model)
         parallel = vllm_config.parallel_config
         rank = parallel.data_parallel_index * parallel.world_size + parallel.rank
-        self._link = RankLink(os.environ[ENV_RANK_SOCKET], Receiver(model, vllm_config, device, rank))
+        self._receiver = Receiver(model, vllm_config, device, rank)
+        self._link = RankLink(os.environ[ENV_RANK_SOCKET], self._receiver)
         self._link.start()
 
     def init_transfer_engine(self, _: FleetInitInfo) -> None:
-        raise _refusal()
+        raise NativeRouteError("this engine belongs to a fleet: refit it through the fleet's sync job")
 
     def start_weight_update(self) -> None:
-        raise _refusal()
+        """Nothing to begin: the version lies beside the live weights."""
 
     def finish_weight_update(self) -> None:
-        raise _refusal()
+        """Nothing to end: the version was whole before it was copied."""
 
-    def receive_weights(self, _: FleetUpdateInfo) -> None:
-        raise _refusal()
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Copy the staged version; vLLM's own method would synchronize an accelerator, which a CPU has not."""
+        self.receive_weights(self.parse_update_info(update_info))
+
+    def receive_weights(self, update_info: FleetUpdateInfo) -> None:
+        self._receiver.swap(update_info.version)
 
     def shutdown(self) -> None:
         self._link.stop()
-
-
-def _refusal() -> NativeRouteError:
-    return NativeRouteError("this engine belongs to a fleet: refit it through the fleet's sync job")

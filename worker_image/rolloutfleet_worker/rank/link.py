@@ -1,6 +1,7 @@
 """The control thread of one rank: takes orders from the launcher over a Unix socket, beside vLLM's own loop.
 
-Orders that move weights run one at a time on a second thread, so that an abort is obeyed while a collective blocks.
+Orders that move weights run one at a time on a second thread, so that an abort is obeyed while a collective blocks. Lending has a third
+one of its own: it may go on beside whatever else a serving engine is asked.
 """
 
 import logging
@@ -24,7 +25,14 @@ class RankOperations(Protocol):
     def describe(self) -> Frame: ...
     def check(self, body: Frame) -> Frame: ...
     def join(self, body: Frame, cancelled: threading.Event) -> Frame: ...
+    def prepare(self, body: Frame, cancelled: threading.Event) -> Frame: ...
     def receive(self, body: Frame, cancelled: threading.Event) -> Frame: ...
+    def free(self) -> Frame: ...
+    def shape(self) -> Frame: ...
+    def offer(self, body: Frame) -> Frame: ...
+    def lend(self, body: Frame) -> Frame: ...
+    def borrow(self, body: Frame, cancelled: threading.Event) -> Frame: ...
+    def let_go(self) -> None: ...
     def abort(self) -> None: ...
 
 
@@ -43,6 +51,7 @@ class RankLink:
         self._path = path
         self._operations = operations
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rolloutfleet-transfer")
+        self._lender = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rolloutfleet-lending")
         self._sending = threading.Lock()
         self._under_way: set[threading.Event] = set()
         self._stopping = False
@@ -61,18 +70,23 @@ class RankLink:
     def stop(self) -> None:
         self._stopping = True
         self._operations.abort()
-        self._worker.shutdown(wait=False, cancel_futures=True)
+        for executor in (self._worker, self._lender):
+            executor.shutdown(wait=False, cancel_futures=True)
         self._connection.close()
 
     def _serve(self) -> None:
         while (order := self._next_order()) is not None:
-            if order["op"] == "abort":
-                for cancelled in self._under_way:
-                    cancelled.set()
-                self._operations.abort()
-                self._send({"id": order["id"], "ok": True, "body": {}})
-            else:
-                self._submit(order)
+            match order["op"]:
+                case "abort":
+                    for cancelled in self._under_way:
+                        cancelled.set()
+                    self._operations.abort()
+                    self._send({"id": order["id"], "ok": True, "body": {}})
+                case "let-go":
+                    self._operations.let_go()
+                    self._send({"id": order["id"], "ok": True, "body": {}})
+                case _:
+                    self._submit(order)
         if not self._stopping:
             # Without its launcher nothing fences this process any more, so it must not go on serving.
             log.critical("the launcher closed its socket; this rank's process ends")
@@ -89,12 +103,20 @@ class RankLink:
         # Made here, not when the order's turn comes, so that an abort in between is not lost.
         cancelled = threading.Event()
         self._under_way = {event for event in self._under_way if not event.is_set()} | {cancelled}
+        rank = self._operations
         operation: Callable[[], Frame] = {
-            "check": lambda: self._operations.check(body),
-            "join": lambda: self._operations.join(body, cancelled),
-            "receive": lambda: self._operations.receive(body, cancelled),
+            "check": lambda: rank.check(body),
+            "join": lambda: rank.join(body, cancelled),
+            "prepare": lambda: rank.prepare(body, cancelled),
+            "receive": lambda: rank.receive(body, cancelled),
+            "free": rank.free,
+            "shape": rank.shape,
+            "offer": lambda: rank.offer(body),
+            "lend": lambda: rank.lend(body),
+            "borrow": lambda: rank.borrow(body, cancelled),
         }[order["op"]]
-        self._worker.submit(operation).add_done_callback(lambda done: self._finish(order["id"], cancelled, done))
+        executor = self._lender if order["op"] == "lend" else self._worker
+        executor.submit(operation).add_done_callback(lambda done: self._finish(order["id"], cancelled, done))
 
     def _finish(self, order_id: int, cancelled: threading.Event, done: "Future[Frame]") -> None:
         # From now on there is nothing left to cancel, and the control thread may forget the event.

@@ -1,26 +1,22 @@
 """Whether the model can load a manifest, found by running vLLM's own loader over tensors that have shapes but no data.
 
-The live model is not touched and goes on serving: the loader runs on a shadow of it, modules cloned without their tensors, parameters in
-checkpoint format on torch's meta device, as vLLM recorded them before it re-laid them out. A dispatch mode, which only this thread sees,
-notes every copy from a source tensor into a parameter. A parameter element that nothing is copied into names a missing tensor; a source
-element that is copied nowhere on any rank, a wrong shape; a loader that knows no place for a name, an extra tensor.
+The live model is not touched and goes on serving: the loader runs on a shadow of it. A parameter element that nothing is copied into
+names a missing tensor; a source element that is copied nowhere on any rank, a wrong shape; a loader that knows no place for a name, an
+extra tensor.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO, _get_original_loader
-from vllm.model_executor.model_loader.reload.meta import to_meta_tensor
-from vllm.model_executor.model_loader.reload.sanitize import restore_layer_refs
+from vllm.model_executor.layers.attention import is_deferred_attention_layer
 from vllm.model_executor.model_loader.reload.utils import get_tensor_load_numel
 
 from rolloutfleet.contract.manifest import Manifest, TensorSpec
 from rolloutfleet_worker.rank.expert_names import ExpertNames
+from rolloutfleet_worker.rank.shadow import shadow_model
+from rolloutfleet_worker.rank.tracing import LoadTrace
 
-_LOADER_ERRORS = (AssertionError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
 _MOST_FAULTS = 50
 
 
@@ -32,21 +28,33 @@ class RankFaults:
     extra: list[str] = field(default_factory=list)
     misshapen: list[str] = field(default_factory=list)
     consumed: dict[str, int] = field(default_factory=dict)
-    """Elements taken from each tensor that this rank does not take whole."""
+    """Elements taken from each tensor that this rank does not take whole; not a fault by itself."""
+
+    def __bool__(self) -> bool:
+        return bool(self.missing or self.extra or self.misshapen)
 
 
-def check_manifest(model: torch.nn.Module, vllm_config: Any, manifest: Manifest) -> RankFaults:
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """The faults of a manifest, and the load of it that showed them."""
+
+    faults: RankFaults
+    shadow: torch.nn.Module
+    trace: LoadTrace
+
+
+def check_manifest(model: torch.nn.Module, vllm_config: Any, manifest: Manifest) -> Checked:
     """Faults of the manifest for this rank's share of the model; at most 50 tensors are named."""
     faults = RankFaults()
     specs = list(manifest.tensors)
     while True:
-        trace = _Trace(shadow := shadow_model(model), specs)
+        trace = LoadTrace(shadow := shadow_model(model), specs)
         culprit, error = trace.run()
         if culprit is None:
             break
         _note_refused(shadow, vllm_config.parallel_config.tensor_parallel_size, culprit, error, faults)
         if len(faults.extra) + len(faults.misshapen) >= _MOST_FAULTS:
-            return faults
+            return Checked(faults, shadow, trace)
         specs = [spec for spec in specs if spec is not culprit]
     experts = ExpertNames(shadow)
     faults.extra += [spec.name for spec in specs if spec.name not in trace.read and experts.is_unknown(spec.name)]
@@ -56,105 +64,7 @@ def check_manifest(model: torch.nn.Module, vllm_config: Any, manifest: Manifest)
     refused = {sentence.split()[1] for sentence in faults.misshapen}
     faults.missing = _missing(shadow, vllm_config.model_config, trace, manifest, refused, experts)[:_MOST_FAULTS]
     faults.misshapen += _short_experts(shadow, trace, manifest, experts)
-    return faults
-
-
-def shadow_model(model: torch.nn.Module) -> torch.nn.Module:
-    """The same tree of modules with every parameter in checkpoint format on the meta device; shares no tensor with the model."""
-    clones: dict[int, torch.nn.Module] = {}
-
-    def clone(module: torch.nn.Module) -> torch.nn.Module:
-        if id(module) in clones:
-            return clones[id(module)]
-        copy = module.__class__.__new__(module.__class__)
-        copy.__dict__.update(module.__dict__)
-        clones[id(module)] = copy
-        info = LAYERWISE_INFO.get(module)
-        parameters, buffers = info.restore_metadata if info is not None else ({}, {})
-        kept = {name: tensor for name, tensor in module._parameters.items() if tensor is not None and tensor.numel()}
-        copy.__dict__["_parameters"] = _on_meta({**kept, **parameters}, module, copy)
-        copy.__dict__["_buffers"] = _on_meta(
-            {**{n: b for n, b in module._buffers.items() if b is not None}, **buffers}, module, copy
-        )
-        copy.__dict__["_modules"] = {
-            name: child if child is None else clone(child) for name, child in module._modules.items()
-        }
-        return copy
-
-    return clone(model)
-
-
-def _on_meta(
-    tensors: dict[str, torch.Tensor], original: torch.nn.Module, clone: torch.nn.Module
-) -> dict[str, torch.Tensor]:
-    result = {}
-    for name, tensor in tensors.items():
-        meta = to_meta_tensor(tensor)
-        if getattr(meta, "weight_loader", None) is not None:
-            # An earlier reload leaves its wrapper on the recorded tensor, which would swallow everything.
-            meta.weight_loader = _get_original_loader(meta)
-        meta = restore_layer_refs(meta, clone)
-        for key, value in meta.__dict__.items():
-            # Tensors that vLLM never moves off the device still name the live layer as their loader's owner.
-            if getattr(value, "__self__", None) is original:
-                meta.__dict__[key] = value.__func__.__get__(clone)
-        result[name] = meta
-    return result
-
-
-def _key(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
-
-
-class _Trace(TorchDispatchMode):
-    """Runs the loader and notes, by storage, what is read from each source and written to each parameter."""
-
-    def __init__(self, shadow: torch.nn.Module, specs: list[TensorSpec]) -> None:
-        super().__init__()
-        self._shadow = shadow
-        self._specs = specs
-        self._sources = {
-            spec.name: torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device="meta") for spec in specs
-        }
-        self._source_of = {_key(tensor): name for name, tensor in self._sources.items()}
-        self._parameter_of = {_key(tensor): name for name, tensor in shadow.named_parameters()}
-        self._written: dict[str, set[tuple[int, tuple[int, ...], tuple[int, ...]]]] = {}
-        self.read: dict[str, int] = {}
-
-    def run(self) -> tuple[TensorSpec | None, Exception | None]:
-        """The tensor that the loader refused and its error, or None twice when it took all."""
-        current: list[TensorSpec] = []
-
-        def feed() -> Iterator[tuple[str, torch.Tensor]]:
-            for spec in self._specs:
-                current[:] = [spec]
-                yield spec.name, self._sources[spec.name]
-            current.clear()
-
-        try:
-            with torch.no_grad(), self:
-                self._shadow.load_weights(feed())
-        except _LOADER_ERRORS as error:
-            if not current:
-                raise
-            return current[0], error
-        return None, None
-
-    def written_elements(self, parameter: str) -> int:
-        return sum(torch.Size(shape).numel() for _, shape, _ in self._written.get(parameter, ()))
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        aten = torch.ops.aten
-        if func in {aten.copy_.default, aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default}:
-            target = args[0]
-            parameter = self._parameter_of.get(_key(target))
-            if parameter is not None:
-                region = (target.storage_offset(), tuple(target.shape), tuple(target.stride()))
-                self._written.setdefault(parameter, set()).add(region)
-                if func is aten.copy_.default and (source := self._source_of.get(_key(args[1]))) is not None:
-                    self.read[source] = self.read.get(source, 0) + target.numel()
-                return target
-        return func(*args, **(kwargs or {}))
+    return Checked(faults, shadow, trace)
 
 
 def _note_refused(
@@ -188,7 +98,7 @@ def _fused_name(model: torch.nn.Module, name: str) -> str:
 def _missing(
     shadow: torch.nn.Module,
     model_config: Any,
-    trace: _Trace,
+    trace: LoadTrace,
     manifest: Manifest,
     refused: set[str],
     experts: ExpertNames,
@@ -207,6 +117,8 @@ def _missing(
             missing += experts.absent(name, given)
             continue
         owner, _, leaf = name.rpartition(".")
+        if _is_optional_scale(shadow, owner, leaf, trace):
+            continue
         parent, _, module = owner.rpartition(".")
         names = [f"{parent}.{part}.{leaf}" for part in packed.get(module, [])] or [name]
         absent = [candidate for candidate in names if candidate not in given]
@@ -215,7 +127,23 @@ def _missing(
     return sorted(set(missing))
 
 
-def _short_experts(shadow: torch.nn.Module, trace: _Trace, manifest: Manifest, experts: ExpertNames) -> list[str]:
+def _is_optional_scale(shadow: torch.nn.Module, owner: str, leaf: str, trace: LoadTrace) -> bool:
+    """Whether vLLM has a value of its own for an attention layer's scale; an 8-bit cache needs the trainer's for keys and values.
+
+    Without them a reload would keep the scales of the old weights.
+    """
+    layer = shadow.get_submodule(owner)
+    if not is_deferred_attention_layer(layer) or not leaf.endswith(("_scale", "_zero_point")):
+        return False
+    dtype = str(getattr(layer, "kv_cache_dtype", ""))
+    if leaf not in {"k_scale", "v_scale"} or not dtype.startswith("fp8") or dtype.endswith("per_token_head"):
+        return True
+    # The older form has one scale, which vLLM takes for both.
+    sources = [write.source or "" for write in trace.writes.get(f"{owner}.k_scale", ())]
+    return leaf == "v_scale" and any(source.endswith(".kv_scale") for source in sources)
+
+
+def _short_experts(shadow: torch.nn.Module, trace: LoadTrace, manifest: Manifest, experts: ExpertNames) -> list[str]:
     """Tensors that leave a part of fused experts without weights; vLLM's loader takes them for experts that it has padded."""
     specs = {spec.name: spec for spec in manifest.tensors}
     faults = []

@@ -1,26 +1,31 @@
-"""What one rank does in a refit: check a manifest, join a group, receive and load, leave."""
+"""What one rank can be ordered to do: check a manifest, join, prepare, receive, lend, borrow and leave; and, by vLLM, to swap."""
 
 import threading
 import time
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import vllm
 
-from rolloutfleet.buckets import plan_buckets
+from rolloutfleet.contract.adapter import AdapterSpec
 from rolloutfleet.contract.manifest import Manifest
-from rolloutfleet.contract.policy import Transport
-from rolloutfleet.contract.worker import Rendezvous
-from rolloutfleet.digest import StreamDigest
-from rolloutfleet.transport import gloo, native
+from rolloutfleet.locality import device_name
+from rolloutfleet_worker.rank.adapted import base_model
+from rolloutfleet_worker.rank.adapters import AdapterLoad, KnownAdapter, KnownAdapters
+from rolloutfleet_worker.rank.broadcasting import TRANSFER_ERRORS, receive_whole
+from rolloutfleet_worker.rank.layout_capture import UnsupportedModelError, capture_layout
+from rolloutfleet_worker.rank.lending import Lending
 from rolloutfleet_worker.rank.link import RankError
 from rolloutfleet_worker.rank.live_digest import live_digest
-from rolloutfleet_worker.rank.manifest_check import check_manifest
+from rolloutfleet_worker.rank.live_tensors import live_shape
+from rolloutfleet_worker.rank.loading import Loading, live_destinations
+from rolloutfleet_worker.rank.manifests import Known, KnownManifests, summarize
+from rolloutfleet_worker.rank.membership import Membership, join_epoch
 from rolloutfleet_worker.rank.reload import Reload
+from rolloutfleet_worker.rank.room import room_bytes
+from rolloutfleet_worker.rank.staging import Staging
+from rolloutfleet_worker.rank.transfer import Order, Plan, Transfer
 from rolloutfleet_worker.wire import Frame
-
-Sink = Callable[[Sequence[tuple[str, torch.Tensor]]], None]
 
 
 class Receiver:
@@ -28,11 +33,17 @@ class Receiver:
 
     def __init__(self, model: torch.nn.Module, vllm_config: Any, device: torch.device, rank: int) -> None:
         self.rank = rank
-        self._model = model
+        self._adapters = KnownAdapters(model, vllm_config)
+        self._model = model = base_model(model)
         self._config = vllm_config
         self._device = device
-        self._group: Any = None
+        self._manifests = KnownManifests()
         self._guard = threading.Lock()
+        self._member: Membership | None = None
+        self._transfer: Transfer | None = None
+        self._staging: Staging | None = None
+        self._staged_version: int | None = None
+        self._lending = Lending(model, device, rank)
 
     def describe(self) -> Frame:
         """Versions and device of this rank, for the ledger."""
@@ -40,113 +51,222 @@ class Receiver:
         return {
             "vllm_version": vllm.__version__,
             "nccl_version": ".".join(map(str, torch.cuda.nccl.version())) if cuda else "",
-            "device": f"GPU-{torch.cuda.get_device_properties(self._device).uuid}" if cuda else "cpu",
+            "device": device_name(self._device),
         }
 
     def check(self, body: Frame) -> Frame:
-        faults = check_manifest(self._model, self._config, Manifest.model_validate(body["manifest"]))
+        """Faults of a manifest, and where its tensors would go; one without faults is kept by its key."""
+        manifest = Manifest.model_validate(body["manifest"])
+        if body["adapter"] is not None:
+            return self._check_adapter(manifest, AdapterSpec.model_validate(body["adapter"]))
+        known = self._manifests.find(manifest.digest())
+        if known is None:
+            try:
+                captured = capture_layout(self._model, self._config, manifest)
+            except UnsupportedModelError as error:
+                raise RankError(f"rank {self.rank}: {error}") from error
+            faults = captured.faults
+            if not faults:
+                known = self._manifests.add(captured)
+        else:
+            faults = known.captured.faults
         return {
             "missing": faults.missing,
             "extra": faults.extra,
             "misshapen": faults.misshapen,
             "consumed": faults.consumed,
+            "layout": None if known is None else self._summary(known),
+        }
+
+    def _check_adapter(self, manifest: Manifest, spec: AdapterSpec) -> Frame:
+        faults, adapter = self._adapters.check(manifest, spec)
+        return {
+            "missing": faults.missing,
+            "extra": faults.extra,
+            "misshapen": faults.misshapen,
+            "consumed": {},
+            "adapter": faults.adapter,
+            "layout": None if adapter is None else self._summary(adapter),
         }
 
     def join(self, body: Frame, cancelled: threading.Event) -> Frame:
         """Join the epoch's group as the commanded rank, which must be the offset plus this process's own rank."""
-        rank = body["rank_offset"] + self.rank
-        if body["rank"] != rank:
-            raise RankError(
-                f"ordered to join as rank {body['rank']}, but offset {body['rank_offset']} and local rank {self.rank} give {rank}"
-            )
+        self._drop_transfer()
         self.abort()
-        rendezvous = Rendezvous.model_validate(body["rendezvous"])
-        timeout = float(body["timeout_seconds"])
-        try:
-            store = gloo.connect_store(rendezvous.host, rendezvous.port, timeout, cancelled)
-            if Transport(body["transport"]) is Transport.GLOO:
-                group: Any = gloo.form_group(store, body["epoch"], rank, body["world_size"], timeout, cancelled)
-            else:
-                torch.cuda.set_device(self._device)
-                group = native.form_group(
-                    store, body["epoch"], rank, body["world_size"], self._device, timeout, cancelled
-                )
-        except (OSError, RuntimeError, TimeoutError) as error:
-            raise RankError(f"rank {rank} could not join at {rendezvous.host}:{rendezvous.port}: {error}") from error
+        self._use_device()
+        member = join_epoch(body, self.rank, self._device, cancelled)
         with self._guard:
-            self._group = group
+            self._member = member
         if cancelled.is_set():
             self.abort()
-            raise RankError(f"rank {rank} joined epoch {body['epoch']} after it had been aborted")
-        return {"rank": rank}
+            raise RankError(f"rank {member.rank} joined epoch {body['epoch']} after it had been aborted")
+        return {"rank": member.rank}
+
+    def prepare(self, body: Frame, cancelled: threading.Event) -> Frame:
+        """Lay out program, tables and buffers for the versions to come; the live weights are not touched."""
+        began = time.monotonic()
+        member = self._require_member(cancelled)
+        known = self._require_known(body["manifest_digest"])
+        deadline = began + float(body["timeout_seconds"])
+        self._use_device()
+        self._drop_transfer()
+        staging = self._stage_for(known) if body["staged"] and isinstance(known, Known) else None
+        if not body["staged"]:
+            self._free_staging()
+        plan = Plan(member, known, body["layouts"], self._model, staging, body["staged"], deadline, cancelled)
+        try:
+            transfer = _make_transfer(plan)
+        except TRANSFER_ERRORS as error:
+            raise RankError(f"rank {member.rank}: {type(error).__name__}: {error}") from error
+        with self._guard:
+            if self._member is member:
+                self._transfer = transfer
+        self._require_member(cancelled)
+        return {"staging_bytes": staging.nbytes if staging else 0, "seconds": time.monotonic() - began}
 
     def receive(self, body: Frame, cancelled: threading.Event) -> Frame:
-        """Receive the manifest's tensors from rank 0 and load them; generation must be paused."""
-        manifest = Manifest.model_validate(body["manifest"])
-        with self._guard:
-            group = self._group
-        if group is None or cancelled.is_set():
-            raise RankError("this rank is in no group: it has not joined one, or was told to leave it")
+        """Receive a version: into the live weights, while generation is paused, or beside them."""
+        member = self._require_member(cancelled)
+        known = self._require_known(body["manifest_digest"])
         deadline = time.monotonic() + float(body["timeout_seconds"])
-        reload, digest = Reload(self._model, self._config), StreamDigest()
-        began = time.monotonic()
-        loading = 0.0
+        self._use_device()
+        if isinstance(known, KnownAdapter):
+            return self._receive_adapter(known, Order(body["version"], deadline, cancelled))
+        if not member.transport.by_layout:
+            reload = Reload(self._model, self._config)
+            report = receive_whole(member, known.manifest, reload, self._model, self._device, deadline)
+            return {**report, "layout": self._summary(known), "layout_changed": False}
+        transfer = self._require_transfer(known, staged=body["staged"])
+        staging = self._stage_for(known) if body["staged"] else None
+        loading = Loading(self._model, self._config, known)
+        report = transfer.receive(loading, staging, Order(body["version"], deadline, cancelled))
+        if staging is not None:
+            # An abort that came meanwhile has forgotten it already; live weights, once changed, stay so whoever leaves.
+            self._require_member(cancelled)
+            with self._guard:
+                self._staged_version = body["version"] if self._member is member else None
+        return {**report, "layout": self._summary(known)}
 
-        def take(tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
-            nonlocal loading
-            for name, tensor in tensors:
-                digest.update(name, tensor)
-            start = time.monotonic()
-            reload.load(iter(tensors))
-            loading += time.monotonic() - start
+    def _receive_adapter(self, known: KnownAdapter, order: Order) -> Frame:
+        transfer = self._require_transfer(known, staged=True)
+        load = AdapterLoad(known, order.version, self.rank)
+        report = transfer.receive(load, None, order)
+        self._require_member(order.cancelled)
+        held = None if load.held is None else load.held.model_dump(mode="json")
+        return {**report, "layout": self._summary(known), "adapter": held}
 
-        try:
-            if Transport(body["transport"]) is Transport.GLOO:
-                _receive_gloo(group, manifest, deadline, take)
-            else:
-                torch.cuda.set_device(self._device)
-                native.receive(group, manifest, self._device, take)
-            received = time.monotonic()
-            reload.finish()
-            live = live_digest(self._model)
-        except (
-            AssertionError,
-            AttributeError,
-            IndexError,
-            KeyError,
-            OSError,
-            RuntimeError,
-            TypeError,
-            ValueError,
-        ) as error:
-            reload.abandon()
-            raise RankError(f"rank {self.rank}: {type(error).__name__}: {error}", touched=reload.begun) from error
-        ended = time.monotonic()
-        return {
-            "tensors": digest.tensors,
-            "nbytes": digest.nbytes,
-            "received_digest": digest.hexdigest(),
-            "live_digest": live,
-            "receive_seconds": received - began - loading,
-            "load_seconds": loading + ended - received,
-        }
+    def swap(self, version: int) -> None:
+        """Copy the staged version into the live weights; called on vLLM's own thread, between two steps of the model.
+
+        Raises:
+            RankError: this version does not lie staged here.
+        """
+        with self._guard:
+            staging, staged = self._staging, self._staged_version
+            self._staged_version = None
+        if staging is None or staged != version:
+            raise RankError(f"local rank {self.rank} has version {staged} staged, not {version}")
+        staging.copy_into_live()
+
+    def free(self) -> Frame:
+        """Give the buffers back; the next version has to be prepared anew."""
+        self._drop_transfer()
+        self._free_staging()
+        return {}
+
+    def shape(self) -> Frame:
+        """Digests of the shapes and of the values of what this rank computes with."""
+        self._use_device()
+        return {"shape": live_shape(self._model), "live_digest": live_digest(self._model)}
+
+    def offer(self, body: Frame) -> Frame:
+        """Open the store in which the ranks of this engine and those of a borrower meet, pair by pair."""
+        return self._lending.offer(float(body["timeout_seconds"]))
+
+    def lend(self, body: Frame) -> Frame:
+        """Send all that this rank computes with to the borrower's rank of the same number, while the engine serves."""
+        self._use_device()
+        return self._lending.lend(body)
+
+    def borrow(self, body: Frame, cancelled: threading.Event) -> Frame:
+        """Overwrite all that this rank computes with by what the lender's rank of the same number does."""
+        self._use_device()
+        report = self._lending.borrow(body, cancelled)
+        return {**report, "layout": None, "layout_changed": False}
+
+    def let_go(self) -> None:
+        """End lending now; safe to call from another thread at any time."""
+        self._lending.let_go()
 
     def abort(self) -> None:
-        """Leave the group and unblock whatever waits in it; safe to call from another thread at any time."""
+        """Leave the group, unblock whatever waits in it, and forget a staged version; safe to call from another thread at any time."""
         with self._guard:
-            group, self._group = self._group, None
-        if group is not None:
-            group.abort()
+            member, self._member = self._member, None
+            self._transfer, self._staged_version = None, None
+        if member is not None:
+            member.abort()
+        self._lending.let_go()
+
+    def _require_known(self, key: str) -> Known | KnownAdapter:
+        return self._adapters.find(key) or self._manifests.require(key)
+
+    def _summary(self, known: Known | KnownAdapter) -> Frame:
+        held = self._staging.nbytes if self._staging is not None else 0
+        return summarize(known.layout, room_bytes(self._device) + held).model_dump(mode="json")
+
+    def _require_member(self, cancelled: threading.Event) -> Membership:
+        with self._guard:
+            member = self._member
+        if member is None or cancelled.is_set():
+            raise RankError("this rank is in no group: it has not joined one, or was told to leave it")
+        return member
+
+    def _require_transfer(self, known: Known | KnownAdapter, *, staged: bool) -> Transfer:
+        with self._guard:
+            transfer = self._transfer
+        if transfer is None or transfer.known is not known or transfer.staged != staged:
+            where = "beside the live weights" if staged else "into the live weights"
+            raise RankError(f"this rank is not prepared to receive this manifest {where}; prepare first")
+        if transfer.layout.digest != known.layout.digest:
+            raise RankError("the layout has changed since this rank was prepared; prepare again")
+        return transfer
+
+    def _stage_for(self, known: Known) -> Staging:
+        """The second buffer for the layout; the one of before, when it fits."""
+        staging = self._staging
+        live = live_destinations(self._model, known.layout)
+        if staging is not None and staging.fits(known.layout, live):
+            return staging
+        self._free_staging()
+        staging = Staging(known.layout, live, self._device)
+        with self._guard:
+            self._staging = staging
+        return staging
+
+    def _drop_transfer(self) -> None:
+        with self._guard:
+            transfer, self._transfer = self._transfer, None
+        if transfer is not None:
+            transfer.close()
+
+    def _free_staging(self) -> None:
+        with self._guard:
+            held, self._staging, self._staged_version = self._staging, None, None
+        if held is not None and self._device.type == "cuda":
+            del held
+            torch.cuda.empty_cache()
+
+    def _use_device(self) -> None:
+        """CUDA's current device belongs to the thread."""
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
 
 
-def _receive_gloo(group: gloo.Group, manifest: Manifest, deadline: float, take: Sink) -> None:
-    for bucket in plan_buckets(manifest):
-        # A fresh buffer each time: vLLM keeps views of it until their layer is complete.
-        buffer = torch.empty(bucket.nbytes, dtype=torch.uint8)
-        group.broadcast_from_zero(buffer, deadline - time.monotonic())
-        take(
-            [
-                (spec.name, buffer[offset : offset + spec.nbytes].view(getattr(torch, spec.dtype)).reshape(spec.shape))
-                for spec, offset in bucket.entries
-            ]
-        )
+def _make_transfer(plan: Plan) -> Transfer:
+    if plan.member.group is None:
+        from rolloutfleet_worker.rank.shared_transfer import SharedTransfer
+
+        return SharedTransfer(plan)
+    from rolloutfleet_worker.rank.pulled_transfer import PulledTransfer
+
+    return PulledTransfer(plan)

@@ -1,0 +1,19 @@
+"""Weights as a trainer keeps them: whole, sharded by FSDP2, or sharded by a table; importing this loads no torch."""
+
+from typing import Any
+
+from rolloutfleet.sources.named import NamedTensors
+from rolloutfleet.sources.sharded import Shard, ShardedTensors
+from rolloutfleet.sources.source import Span, WeightSource
+
+__all__ = ["NamedTensors", "Shard", "ShardedTensors", "Span", "WeightSource", "source_of"]
+
+
+def source_of(tensors: Any, *, team: bool) -> WeightSource:
+    """The source for what a caller gave to ``refit``: a source itself, or a module, mapping or list of tensors.
+
+    Parts of tensors are taken only in a team. Raises TypeError and ValueError as :class:`NamedTensors`.
+    """
+    if isinstance(tensors, WeightSource):
+        return tensors
+    return NamedTensors(tensors, sharded=team)

@@ -1,0 +1,345 @@
+"""A refit's beginning, while every engine serves: from the ledger to a group in which all are ready for the bytes.
+
+``gather`` every member's report -> ``check`` the manifest -> choose the transport -> ``join`` the group -> ``prepare``. A kept group with
+the same members goes straight to the intent when it has prepared for this manifest, these layouts and this way of staging before.
+"""
+
+from dataclasses import replace
+
+from rolloutfleet.contract.problems import Problem, ProblemCode
+from rolloutfleet.contract.trainer import Phase
+from rolloutfleet.contract.worker import (
+    Check,
+    CheckReport,
+    Join,
+    JoinReport,
+    Prepare,
+    WakeTag,
+    WorkerReport,
+    WorkerState,
+)
+from rolloutfleet_sync.protocol.draft import Draft
+from rolloutfleet_sync.protocol.fanout import fan_out, remaining_seconds, seat_header
+from rolloutfleet_sync.protocol.latejoin import end_loans
+from rolloutfleet_sync.protocol.ledger import (
+    describe_faults,
+    find_environment_mismatch,
+    find_lacking_base,
+    find_ledger_mismatch,
+    name_some,
+    plan_seats,
+    world_size,
+)
+from rolloutfleet_sync.protocol.members import is_member_busy, poll_again
+from rolloutfleet_sync.protocol.model import Choice, Group, MemberRecord, Preparation, Refit, Session, Step, Verb
+from rolloutfleet_sync.protocol.outcome import abort_refit, enter_phase, fail_queued
+from rolloutfleet_sync.protocol.refit import write_intent
+from rolloutfleet_sync.protocol.transport import Parties, choose_adapter_transport, choose_transport
+from rolloutfleet_sync.protocol.verification import layout_digests
+
+GATHERABLE = frozenset({WorkerState.SERVING, WorkerState.PAUSED, WorkerState.DIRTY})
+
+
+def start_queued_refit(draft: Draft) -> None:
+    """Begin the refit that waits, once nothing else is under way."""
+    state = draft.state
+    queued = state.queued
+    if queued is None or state.active is not None or state.reading or any(r.waiting for r in state.rounds.values()):
+        return
+    if state.session is None or state.session.id != queued.session:
+        fail_queued(draft, queued, ProblemCode.SESSION_LOST, f"the session of trainer {queued.trainer} has ended")
+        return
+    if queued.version <= state.version:
+        fail_queued(draft, queued, ProblemCode.STALE_VERSION, stale_version_message(queued.version, state.version))
+        return
+    end_loans(draft, f"refit of version {queued.version} begins")
+    draft.change(refit=replace(queued, started=draft.now, first_call=draft.state.next_id), queued=None)
+    enter_phase(draft, Phase.FORMING, Step.GATHER, state.policy.deadlines.forming_seconds)
+    poll_again(draft)
+    draft.change_refit(waiting=frozenset(draft.state.members))
+
+
+def stale_version_message(asked: int, committed: int) -> str:
+    """Why a version is refused."""
+    return f"version {asked} is not above the committed version {committed}; send {committed + 1} or higher"
+
+
+def has_reported(draft: Draft, record: MemberRecord) -> bool:
+    """Whether the member has said how it is since the refit began, and nothing is under way that could change it."""
+    return (
+        record.failure is None
+        and not record.abort_owed
+        and not is_member_busy(draft.state, record)
+        and record.report is not None
+        and record.reported_by >= draft.refit.first_call
+    )
+
+
+def is_gathered(draft: Draft, record: MemberRecord) -> bool:
+    """Whether the member has reported since the refit began and can take part."""
+    return has_reported(draft, record) and record.report is not None and is_gatherable(record.report)
+
+
+def is_gatherable(report: WorkerReport) -> bool:
+    """Whether weights can be given to this engine: it is up, and they are on the device."""
+    return report.state in GATHERABLE or (report.state is WorkerState.ASLEEP and not has_lost_weights(report))
+
+
+def has_lost_weights(report: WorkerReport) -> bool:
+    """Whether a sleeping engine has no weights on its device."""
+    return not report.asleep or WakeTag.WEIGHTS in report.asleep
+
+
+def gather_member(draft: Draft, pod_uid: str) -> None:
+    """Take one member's report into the ledger, and close it when it is full."""
+    record = draft.state.members.get(pod_uid)
+    refit = draft.refit
+    if record is None or pod_uid not in refit.waiting:
+        return
+    if is_gathered(draft, record):
+        draft.change_refit(waiting=refit.waiting - {pod_uid})
+        close_ledger_when_full(draft)
+    if draft.state.active is not None and draft.refit.step is Step.GATHER:
+        _fail_for_sleepers(draft)
+
+
+def _fail_for_sleepers(draft: Draft) -> None:
+    """End the refit once everybody has reported and only sleepers are waited for: no deadline wakes them."""
+    members, waiting = draft.state.members, draft.refit.waiting
+    records = [members[uid] for uid in waiting if uid in members]
+    if not records or not all(
+        has_reported(draft, record) and record.report is not None and record.report.state is WorkerState.ASLEEP
+        for record in records
+    ):
+        return
+    names = [record.pod_name for record in records]
+    abort_refit(
+        draft,
+        ProblemCode.WRONG_STATE,
+        f"{name_some(names)} {'sleeps' if len(names) == 1 else 'sleep'}: wake the fleet first, "
+        f"at least its tag {WakeTag.WEIGHTS}, with POST wake or Fleet.wake()",
+        names[0] if len(names) == 1 else "",
+    )
+
+
+def restart_gathering(draft: Draft) -> None:
+    """The roster changed while the ledger was open: wait for the members of the new one."""
+    draft.change_refit(
+        waiting=frozenset(uid for uid, record in draft.state.members.items() if not is_gathered(draft, record))
+    )
+    close_ledger_when_full(draft)
+
+
+def close_ledger_when_full(draft: Draft) -> None:
+    """Open the barrier if every engine of the fleet is in the ledger and all lines fit together."""
+    state, refit, roster = draft.state, draft.refit, draft.state.roster
+    if refit.waiting or roster is None or not roster.members or len(roster.members) < roster.engines:
+        return
+    unready = frozenset(uid for uid, record in state.members.items() if not is_gathered(draft, record))
+    if unready:
+        draft.change_refit(waiting=unready)
+        return
+    session = _session(draft)
+    reports = _reports(draft)
+    ranks = session.request.ranks
+    seats = plan_seats(roster.members, {uid: report.instance for uid, report in reports.items()}, ranks)
+    draft.change_refit(seats=seats, trainer_ranks=ranks)
+    problem = find_ledger_mismatch(seats, reports, session.request)
+    if problem is not None:
+        abort_refit(draft, problem.code, problem.message, problem.member)
+        return
+    problem = find_lacking_base(refit, seats, reports, state.version)
+    if problem is not None:
+        abort_refit(draft, problem.code, problem.message, problem.member)
+        return
+    group = state.group
+    if group is not None and (group.session != session.id or group.seats != seats):
+        group = None
+    draft.change(group=group)
+    known = group.layouts.get(refit.manifest_digest) if group is not None else None
+    if known is not None:
+        draft.change_refit(layouts=known)
+        _choose(draft)
+        return
+    if refit.manifest is None:
+        raise AssertionError(f"refit {refit.id} has ended")
+    manifest, epoch = refit.manifest, draft.state.epoch
+    draft.change_refit(step=Step.CHECK)
+    seconds = remaining_seconds(draft)
+    fan_out(
+        draft,
+        Verb.CHECK,
+        lambda seat: Check(
+            **seat_header(draft, seat, epoch), manifest=manifest, adapter=refit.adapter, deadline_seconds=seconds
+        ),
+    )
+
+
+def _session(draft: Draft) -> Session:
+    if draft.state.session is None:
+        raise AssertionError("a refit without a session is aborted before it goes on")
+    return draft.state.session
+
+
+def _reports(draft: Draft) -> dict[str, WorkerReport]:
+    return {uid: record.report for uid, record in draft.state.members.items() if record.report is not None}
+
+
+def note_check(draft: Draft, pod_uid: str, report: CheckReport) -> None:
+    """One member has looked at the manifest; faults are collected from all before the refit fails."""
+    refit = draft.refit
+    faults = {**refit.faults, pod_uid: report.faults} if report.faults else refit.faults
+    layouts = {**refit.layouts, pod_uid: report.layouts} if report.layouts else refit.layouts
+    draft.change_refit(waiting=refit.waiting - {pod_uid}, faults=faults, layouts=layouts)
+    if draft.refit.waiting:
+        return
+    if faults:
+        problem = describe_faults(refit.version, faults, refit.seats)
+        abort_refit(draft, problem.code, problem.message, problem.member)
+        return
+    _choose(draft)
+
+
+def _choose(draft: Draft) -> None:
+    """Settle how the weights travel; a group of another wire ends, another manifest joins the kept one."""
+    refit, session, reports = draft.refit, _session(draft), _reports(draft)
+    parties = Parties(session.request, refit.seats, reports, refit.layouts)
+    group = draft.state.group
+    prepared = group.prepared if group is not None else None
+    holds_staging = prepared is not None and prepared.staged and prepared.manifest_digest == refit.manifest_digest
+    if refit.adapter is not None:
+        choice = choose_adapter_transport(draft.state.policy, parties)
+    else:
+        choice = choose_transport(draft.state.policy, parties, holds_staging=holds_staging)
+    problem = (
+        choice
+        if isinstance(choice, Problem)
+        else find_environment_mismatch(refit.seats, reports, session.request, choice.wire)
+    )
+    if problem is not None or isinstance(choice, Problem):
+        if problem is not None:
+            abort_refit(draft, problem.code, problem.message, problem.member)
+        return
+    draft.change_refit(choice=choice)
+    if group is not None and (group.transport, group.wire) != (choice.transport, choice.wire):
+        group = None
+    if group is None:
+        _join(draft, session, choice)
+        return
+    draft.change(group=_with_layouts(group, draft.refit))
+    draft.change_refit(epoch=group.epoch)
+    _prepare(draft)
+
+
+def _with_layouts(group: Group, refit: Refit) -> Group:
+    return replace(group, layouts={**group.layouts, refit.manifest_digest: refit.layouts})
+
+
+def _join(draft: Draft, session: Session, choice: Choice) -> None:
+    epoch = draft.raise_epoch()
+    draft.change_refit(epoch=epoch, step=Step.JOIN, trainer_pending=True)
+    refit = draft.refit
+    size = world_size(refit.seats, refit.trainer_ranks)
+    seconds = remaining_seconds(draft)
+    fan_out(
+        draft,
+        Verb.JOIN,
+        lambda seat: Join(
+            **seat_header(draft, seat),
+            transport=choice.transport,
+            wire=choice.wire,
+            rendezvous=session.request.rendezvous,
+            trainer_ranks=refit.trainer_ranks,
+            rank_offset=seat.offset,
+            world_size=size,
+            deadline_seconds=seconds,
+        ),
+    )
+
+
+def note_join(draft: Draft, pod_uid: str, report: JoinReport) -> None:
+    """One member is in the group, as the ranks that were planned for it or not at all."""
+    seat = draft.refit.seat(pod_uid)
+    expected = tuple(range(seat.offset, seat.offset + seat.ranks))
+    if report.ranks != expected:
+        abort_refit(
+            draft,
+            ProblemCode.ENGINE_FAILED,
+            f"{seat.pod_name} joined as ranks {list(report.ranks)}, the plan says {list(expected)}",
+            seat.pod_name,
+        )
+        return
+    draft.change_member(pod_uid, abort_owed=False)
+    draft.change_refit(waiting=draft.refit.waiting - {pod_uid})
+    finish_joining(draft)
+
+
+def finish_joining(draft: Draft) -> None:
+    """Keep the group once every worker and the trainer are in it, and go on to the preparation."""
+    state, refit = draft.state, draft.refit
+    if refit.waiting or refit.trainer_pending or refit.choice is None:
+        return
+    group = Group(
+        refit.session, refit.epoch, refit.seats, refit.trainer_ranks, refit.choice.transport, refit.choice.wire
+    )
+    draft.change(group=_with_layouts(group, refit))
+    if state.epoch != refit.epoch:
+        abort_refit(
+            draft,
+            ProblemCode.STALE_EPOCH,
+            f"the group formed in epoch {refit.epoch}, but a worker has seen epoch {state.epoch}",
+        )
+        return
+    _prepare(draft)
+
+
+def _wanted_preparation(refit: Refit) -> Preparation:
+    return Preparation(refit.manifest_digest, layout_digests(refit), refit.staged)
+
+
+def _prepare(draft: Draft) -> None:
+    """Have trainer and workers lay out the transfer, unless they have, or nothing is cut by layout."""
+    refit, group = draft.refit, draft.state.group
+    if refit.choice is None or group is None:
+        raise AssertionError("what travels is settled before it is prepared")
+    wanted = _wanted_preparation(refit)
+    if not refit.choice.transport.by_layout or group.prepared == wanted:
+        write_intent(draft)
+        return
+    enter_phase(draft, Phase.PREPARING, Step.PREPARE, draft.state.policy.deadlines.preparing_seconds)
+    draft.change(group=replace(group, prepared=None))
+    draft.change_refit(trainer_pending=True)
+    seconds = remaining_seconds(draft)
+    fan_out(
+        draft,
+        Verb.PREPARE,
+        lambda seat: Prepare(
+            **seat_header(draft, seat),
+            manifest_digest=wanted.manifest_digest,
+            layouts=wanted.layouts,
+            staged=wanted.staged,
+            deadline_seconds=seconds,
+        ),
+    )
+
+
+def note_prepare(draft: Draft, pod_uid: str) -> None:
+    """One member is ready for the bytes."""
+    draft.change_refit(waiting=draft.refit.waiting - {pod_uid})
+    finish_preparing(draft)
+
+
+def finish_preparing(draft: Draft) -> None:
+    """Remember the preparation once every worker and the trainer are ready, and go on to the intent."""
+    refit, group = draft.refit, draft.state.group
+    if refit.waiting or refit.trainer_pending:
+        return
+    if group is None:
+        abort_refit(
+            draft,
+            ProblemCode.STALE_EPOCH,
+            f"the group of epoch {refit.epoch} ended while it prepared: a worker has seen epoch {draft.state.epoch}",
+        )
+        return
+    draft.change(group=replace(group, prepared=_wanted_preparation(refit)))
+    write_intent(draft)

@@ -1,0 +1,228 @@
+"""Which transport a refit takes, over which wire, whether it is staged, and why: one pure choice from what everybody said."""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from rolloutfleet.contract.policy import RefitPolicy, Staging, Transport, Wire
+from rolloutfleet.contract.problems import Problem, ProblemCode
+from rolloutfleet.contract.trainer import OpenSession
+from rolloutfleet.contract.worker import LayoutSummary, WorkerReport, WorkerState
+from rolloutfleet_sync.protocol.ledger import TRAINER, name_some
+from rolloutfleet_sync.protocol.model import Choice, Seat
+
+CPU = "cpu"
+GIGA = 1e9
+WIRE_WORDS = {Wire.NCCL: "over NCCL", Wire.GLOO: "over Gloo", Wire.MEMORY: "through shared memory"}
+
+
+@dataclass(frozen=True, slots=True)
+class Parties:
+    """Everybody who would take part, and what each has said of itself."""
+
+    request: OpenSession
+    seats: Sequence[Seat]
+    reports: Mapping[str, WorkerReport]
+    """By pod uid."""
+    layouts: Mapping[str, tuple[LayoutSummary, ...]]
+    """By pod uid, by local rank; no entry for an engine that knows no layouts."""
+
+    def devices(self) -> Iterator[tuple[Seat, str]]:
+        """Every device of every engine; nothing for an engine that has not named its own."""
+        for seat in self.seats:
+            for device in self.reports[seat.pod_uid].devices:
+                yield seat, device
+
+    @property
+    def trainer(self) -> str:
+        return f"trainer {self.request.trainer}"
+
+
+def choose_transport(policy: RefitPolicy, parties: Parties, *, holds_staging: bool = False) -> Choice | Problem:
+    """The transport that the policy names, or the fastest that all can do; a Problem names who cannot do it, and why.
+
+    ``holds_staging`` says that the workers already hold the second buffers of these layouts, so that room is no question.
+    """
+    chosen = _choose(policy.transport, parties)
+    if isinstance(chosen, Problem) or not chosen.transport.by_layout or policy.staging is Staging.NEVER:
+        return chosen
+    obstacle = _staging_obstacle(parties, holds_staging=holds_staging)
+    if obstacle is None:
+        return replace(chosen, staged=True)
+    return replace(chosen, reason=f"{chosen.reason}; not staged, for {obstacle}")
+
+
+def choose_adapter_transport(policy: RefitPolicy, parties: Parties) -> Choice | Problem:
+    """How an adapter travels: by the layout in which every tensor goes whole to vLLM, always staged; Layout where fleets broadcast."""
+    wanted = policy.transport if policy.transport.by_layout or policy.transport is Transport.AUTO else Transport.LAYOUT
+    chosen = _choose(wanted, parties)
+    if isinstance(chosen, Problem):
+        return chosen
+    if not chosen.transport.by_layout:
+        return _impossible(f"an adapter travels by layout alone, but {chosen.reason}", parties)
+    reason = chosen.reason
+    if wanted is not policy.transport:
+        reason = f"{_title(chosen.transport, chosen.wire)}: an adapter is no broadcast ({policy.transport})"
+    return replace(chosen, staged=True, reason=reason)
+
+
+def _choose(wanted: Transport, parties: Parties) -> Choice | Problem:
+    mixed = _mixed_devices(parties)
+    if mixed is not None:
+        return mixed
+    wire = Wire.NCCL if any(device != CPU for _, device in parties.devices()) else Wire.GLOO
+    obstacles = {
+        Transport.COLOCATED: _colocated_obstacle(parties) or _missing_layouts(parties),
+        Transport.LAYOUT: _missing_layouts(parties) or _wire_obstacle(parties, wire),
+        Transport.NATIVE: _broadcast_obstacle(parties, Transport.NATIVE),
+        Transport.GLOO: _broadcast_obstacle(parties, Transport.GLOO),
+    }
+    wires = {
+        Transport.COLOCATED: Wire.MEMORY,
+        Transport.LAYOUT: wire,
+        Transport.NATIVE: Wire.NCCL,
+        Transport.GLOO: Wire.GLOO,
+    }
+    if wanted is not Transport.AUTO:
+        obstacle = obstacles[wanted]
+        if obstacle is not None:
+            return _impossible(f"refit.transport is {wanted}, but {obstacle}", parties)
+        return Choice(
+            wanted, wires[wanted], staged=False, reason=f"{_title(wanted, wires[wanted])}: the policy says so"
+        )
+    broadcast = Transport.NATIVE if wire is Wire.NCCL else Transport.GLOO
+    passed: list[str] = []
+    for transport in (Transport.COLOCATED, Transport.LAYOUT, broadcast):
+        obstacle = obstacles[transport]
+        if obstacle is None:
+            reason = "; ".join(passed) or _SHARED[wire]
+            return Choice(
+                transport, wires[transport], staged=False, reason=f"{_title(transport, wires[transport])}: {reason}"
+            )
+        passed.append(obstacle)
+    return _impossible(f"no transport fits: {'; '.join(passed)}", parties)
+
+
+_SHARED = {
+    Wire.NCCL: "trainer and engines share their GPUs",
+    Wire.GLOO: "trainer and engines share the memory of one host",
+}
+
+
+def _title(transport: Transport, wire: Wire) -> str:
+    return f"{transport} {WIRE_WORDS[wire]}" if transport.by_layout else transport.value
+
+
+def _impossible(message: str, parties: Parties) -> Problem:
+    named = [seat.pod_name for seat in parties.seats if seat.pod_name in message]
+    return Problem(
+        code=ProblemCode.TRANSPORT_UNAVAILABLE,
+        message=f"{message}; nothing was paused or changed",
+        member=named[0] if len(named) == 1 else TRAINER if not named and parties.trainer in message else "",
+    )
+
+
+def _name(pods: Collection[str], one: str, many: str) -> str:
+    return f"{name_some(pods)} {one if len(pods) == 1 else many}"
+
+
+def _mixed_devices(parties: Parties) -> Problem | None:
+    on_cpus = {seat.pod_name for seat, device in parties.devices() if device == CPU}
+    on_gpus = {seat.pod_name for seat, device in parties.devices() if device != CPU}
+    if not on_cpus or not on_gpus:
+        return None
+    return _impossible(
+        f"{_name(on_cpus, 'runs', 'run')} on CPUs and {name_some(on_gpus)} on GPUs; one group needs engines of one kind",
+        parties,
+    )
+
+
+def _colocated_obstacle(parties: Parties) -> str | None:
+    request = parties.request
+    silent = [seat.pod_name for seat in parties.seats if not parties.reports[seat.pod_uid].devices]
+    if silent:
+        return f"{_name(silent, 'does', 'do')} not say on which devices the ranks run"
+    if all(device == CPU for _, device in parties.devices()):
+        if not request.locality.memory or set(request.devices) - {CPU}:
+            return f"the tensors of {parties.trainer} are not in memory that it can share"
+        key = "memory"
+    else:
+        if not request.locality.host or CPU in request.devices or not request.devices:
+            return f"the tensors of {parties.trainer} are not on a GPU that it can share"
+        key = "host"
+    mine = getattr(request.locality, key)
+    apart = [s.pod_name for s in parties.seats if getattr(parties.reports[s.pod_uid].locality, key) != mine]
+    if apart:
+        if len(apart) == len(parties.seats):
+            return f"trainer and engines share no {'memory' if key == 'memory' else 'device'}"
+        return f"{_name(apart, 'shares', 'share')} no {'memory' if key == 'memory' else 'host'} with {parties.trainer}"
+    if key == "memory":
+        return None
+    foreign = {f"{seat.pod_name} on {device}" for seat, device in parties.devices() if device not in request.devices}
+    if not foreign:
+        return None
+    if len(foreign) == sum(seat.ranks for seat in parties.seats):
+        return "trainer and engines share no device"
+    return f"{parties.trainer} has no tensors on the GPUs of {name_some(foreign)}"
+
+
+def _missing_layouts(parties: Parties) -> str | None:
+    lacking = [seat.pod_name for seat in parties.seats if len(parties.layouts.get(seat.pod_uid, ())) != seat.ranks]
+    if lacking:
+        return f"{name_some(lacking)} gave no layout of this manifest"
+    return None
+
+
+def _broadcast_obstacle(parties: Parties, transport: Transport) -> str | None:
+    if parties.request.ranks > 1:
+        return f"{transport} broadcasts whole tensors from one trainer rank, and {parties.trainer} has {parties.request.ranks}"
+    if transport is Transport.NATIVE:
+        on_cpus = {seat.pod_name for seat, device in parties.devices() if device == CPU}
+        if on_cpus:
+            return f"{transport} needs GPUs, and {_name(on_cpus, 'runs', 'run')} on CPUs"
+        return _wire_obstacle(parties, Wire.NCCL)
+    on_gpus = {seat.pod_name for seat, device in parties.devices() if device != CPU}
+    return f"{transport} is for engines on CPUs, and {_name(on_gpus, 'runs', 'run')} on GPUs" if on_gpus else None
+
+
+def _wire_obstacle(parties: Parties, wire: Wire) -> str | None:
+    """NCCL joins GPUs alone: a trainer whose tensors lie in the host's memory takes part when it has a GPU to send from."""
+    request = parties.request
+    if wire is Wire.NCCL and CPU in request.devices and not request.nccl_version:
+        return f"{parties.trainer} has no NCCL, and the engines run on GPUs"
+    return None
+
+
+def _staging_obstacle(parties: Parties, *, holds_staging: bool) -> str | None:
+    for seat in parties.seats:
+        if parties.reports[seat.pod_uid].state not in {WorkerState.SERVING, WorkerState.PAUSED}:
+            return f"{seat.pod_name} holds no whole version to serve meanwhile"
+        for rank, layout in enumerate(parties.layouts[seat.pod_uid]):
+            if not layout.verified:
+                return f"the layout of rank {rank} of {seat.pod_name} has not been verified by a load yet"
+            if layout.detoured_bytes:
+                return f"rank {rank} of {seat.pod_name} takes {_gigabytes(layout.detoured_bytes)} through vLLM's loader"
+    return None if holds_staging else _room_obstacle(parties)
+
+
+def _room_obstacle(parties: Parties) -> str | None:
+    """Ranks of one device share its room."""
+    needed: dict[tuple[str, str], int] = defaultdict(int)
+    room: dict[tuple[str, str], int] = {}
+    where: dict[tuple[str, str], str] = {}
+    for seat in parties.seats:
+        report = parties.reports[seat.pod_uid]
+        for rank, layout in enumerate(parties.layouts[seat.pod_uid]):
+            device = report.devices[rank] if rank < len(report.devices) else str(rank)
+            key = (report.locality.host or seat.pod_uid, device)
+            needed[key] += layout.placed_bytes
+            room[key] = min(room.get(key, layout.room_bytes), layout.room_bytes)
+            where.setdefault(key, f"rank {rank} of {seat.pod_name}")
+    for key, nbytes in needed.items():
+        if nbytes > room[key]:
+            return f"{where[key]} has room for {_gigabytes(room[key])} of {_gigabytes(nbytes)}"
+    return None
+
+
+def _gigabytes(nbytes: int) -> str:
+    return f"{nbytes / GIGA:.3g} GB"

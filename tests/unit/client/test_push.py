@@ -1,0 +1,440 @@
+"""Transfers by layout between ranks in threads, over real gloo: what arrives is what torch itself would have cut."""
+
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not part of the development environment; the worker image has it")
+
+from fakes.ranks import Ranks, deadline  # noqa: E402
+from fakes.sharded_model import DETOURED, layout, live, manifest, weights  # noqa: E402
+from rolloutfleet.layout.layout import checkpoint_layout  # noqa: E402
+from rolloutfleet.sources import NamedTensors, Shard, ShardedTensors  # noqa: E402
+from rolloutfleet.sources.source import WeightSource  # noqa: E402
+from rolloutfleet.transport import courses, routes  # noqa: E402
+from rolloutfleet.transport.exchange import (  # noqa: E402
+    await_holdings,
+    await_layouts,
+    publish_holdings,
+    publish_layout,
+)
+from rolloutfleet.transport.pulling import Puller  # noqa: E402
+from rolloutfleet.transport.pushing import Pusher  # noqa: E402
+from rolloutfleet.transport.routes import Route  # noqa: E402
+from rolloutfleet.transport.tables import DigestMismatch  # noqa: E402
+
+TESTS = Path(__file__).parents[2]
+MANIFEST = manifest()
+
+
+@pytest.fixture(autouse=True)
+def _small_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes that cut a few hundred kilobytes as the real ones cut gigabytes."""
+    monkeypatch.setattr(courses, "MESSAGE_BYTES", 4096)
+    monkeypatch.setattr(routes, "MESSAGE_BYTES", 4096)
+    monkeypatch.setattr(routes, "STEP_BYTES", 16384)
+    monkeypatch.setattr(routes, "CHAIN_STEP_BYTES", 8192)
+
+
+def whole(tensors: Mapping[str, torch.Tensor], rank: int, ranks: int) -> WeightSource:
+    """Every trainer rank holds everything."""
+    return NamedTensors(dict(tensors))
+
+
+def sharded(tensors: Mapping[str, torch.Tensor], rank: int, ranks: int) -> WeightSource:
+    """Matrices cut unevenly over the ranks, by rows or by columns; what has one dimension or none lies on the last rank."""
+    held: dict[str, Any] = {}
+    for name, tensor in tensors.items():
+        dim = 1 if name in {"down", "experts.0.w2", "k"} else 0
+        if tensor.dim() < 2:
+            if rank == ranks - 1:
+                held[name] = tensor
+            continue
+        parts = tensor.chunk(ranks, dim)
+        start = sum(part.shape[dim] for part in parts[:rank])
+        held[name] = Shard(parts[rank].clone(), dim, start=start, whole=tensor.shape[dim])
+    return ShardedTensors(held)
+
+
+class Transfers:
+    """Pushers and pullers of one group: trainer ranks first, then a worker rank for each shard."""
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        shards: Sequence[tuple[int, int]],
+        make_source: Callable[[Mapping[str, torch.Tensor], int, int], WeightSource] = whole,
+        route: Route | None = None,
+        layout_of: Callable[[int, int], Any] = layout,
+    ) -> None:
+        self.ranks = ranks
+        self.trainers = len(ranks.groups) - len(shards)
+        self.shards = dict(enumerate(shards, self.trainers))
+        self.layouts = {rank: layout_of(*shard) for rank, shard in self.shards.items()}
+        self.make_source = make_source
+        self.destinations = {rank: self.blank(rank) for rank in self.shards}
+        self.taken: dict[int, dict[str, torch.Tensor]] = {rank: {} for rank in self.shards}
+        first = self.sources(0)
+        held = [first[rank].holdings(rank, self.trainers) for rank in range(self.trainers)]
+        digests = [self.layouts[rank].digest for rank in sorted(self.layouts)]
+        self.pushers: dict[int, Pusher] = {}
+        self.pullers: dict[int, Puller] = {}
+
+        def make(rank: int) -> None:
+            group = ranks.groups[rank]
+            if rank < self.trainers:
+                self.pushers[rank] = Pusher(group, MANIFEST, self.layouts, held, route, deadline=deadline())
+            else:
+                self.pullers[rank] = Puller(
+                    group,
+                    MANIFEST,
+                    self.layouts[rank],
+                    held,
+                    digests,
+                    self.destinations[rank],
+                    route,
+                    deadline=deadline(),
+                )
+
+        ranks.run({rank: lambda rank=rank: make(rank) for rank in ranks.groups})
+
+    def blank(self, rank: int) -> dict[str, torch.Tensor]:
+        return {
+            parameter.name: torch.zeros(parameter.elements, dtype=getattr(torch, parameter.dtype))
+            for parameter in self.layouts[rank].live
+        }
+
+    def sources(self, seed: int) -> list[WeightSource]:
+        sources = [self.make_source(weights(seed), rank, self.trainers) for rank in range(self.trainers)]
+        for source in sources:
+            source.manifest()
+            source.bind(MANIFEST)
+        return sources
+
+    def steps(self, sources: Sequence[WeightSource], seconds: float = 30) -> dict[int, Callable[[], Any]]:
+        until = deadline(seconds)
+        steps: dict[int, Callable[[], Any]] = {
+            rank: lambda rank=rank: self.pushers[rank].push(sources[rank], until) for rank in self.pushers
+        }
+        for rank in self.pullers:
+            steps[rank] = lambda rank=rank: self.pullers[rank].pull(until, self.taken[rank].update)
+        return steps
+
+    def refit(self, seed: int) -> dict[int, Any]:
+        return self.ranks.run(self.steps(self.sources(seed)))
+
+    def assert_holds(self, seed: int) -> None:
+        tensors = weights(seed)
+        for rank, shard in self.shards.items():
+            for name, wanted in live(tensors, *shard).items():
+                assert torch.equal(self.destinations[rank][name].view(wanted.shape), wanted), (rank, name)
+            assert set(self.taken[rank]) == set(DETOURED)
+            for name in DETOURED:
+                assert torch.equal(self.taken[rank][name], tensors[name]), (rank, name)
+
+
+@pytest.fixture
+def world() -> Iterator[Callable[[int], Ranks]]:
+    with contextlib.ExitStack() as stack:
+
+        def make(world_size: int) -> Ranks:
+            ranks = Ranks(world_size)
+            stack.callback(ranks.close)
+            return ranks
+
+        yield make
+
+
+@pytest.mark.parametrize("make_source", [whole, sharded])
+@pytest.mark.parametrize("trainers", [1, 2, 3])
+@pytest.mark.parametrize("shards", [[(0, 1)], [(0, 2), (1, 2)]], ids=["TP1", "TP2"])
+def test_every_rank_holds_its_slices_after_each_of_two_refits(world, trainers, shards, make_source) -> None:
+    transfers = Transfers(world(trainers + len(shards)), shards, make_source)
+    for seed in (1, 2):
+        results = transfers.refit(seed)
+        transfers.assert_holds(seed)
+        sent = results[0].digests
+        for rank in transfers.pullers:
+            assert results[rank].digest == sent[transfers.layouts[rank].digest]
+            assert results[rank].tensors == len(MANIFEST.tensors)
+        assert results[0].nbytes == sum(results[rank].nbytes for rank in transfers.pullers)
+        assert all(not results[rank].digests for rank in range(1, trainers))
+
+
+@pytest.mark.parametrize(
+    ("trainers", "route"), [(1, Route.EACH), (1, Route.CHAIN), (1, Route.BROADCAST), (2, Route.EACH), (2, Route.CHAIN)]
+)
+def test_each_route_brings_an_audience_of_three_the_same(world, trainers: int, route: Route) -> None:
+    transfers = Transfers(world(trainers + 3), [(0, 1)] * 3, sharded, route)
+    for seed in (1, 2):
+        results = transfers.refit(seed)
+        transfers.assert_holds(seed)
+        assert len({results[rank].digest for rank in transfers.pullers} | set(results[0].digests.values())) == 1
+
+
+def test_engines_of_two_ranks_each_form_an_audience_for_each_shard(world) -> None:
+    transfers = Transfers(world(6), [(0, 2), (1, 2)] * 2, sharded)
+    results = transfers.refit(1)
+    transfers.assert_holds(1)
+    assert results[2].digest == results[4].digest != results[3].digest == results[5].digest
+
+
+def test_a_layout_not_yet_compared_brings_every_tensor_whole_under_its_name(world) -> None:
+    transfers = Transfers(world(4), [(0, 1)] * 2, sharded, layout_of=lambda *_: checkpoint_layout(MANIFEST))
+    transfers.refit(1)
+    for rank in transfers.pullers:
+        assert transfers.taken[rank].keys() == weights(1).keys()
+        for name, tensor in weights(1).items():
+            assert torch.equal(transfers.taken[rank][name], tensor)
+
+
+def test_a_rank_receives_no_more_than_its_share(world) -> None:
+    transfers = Transfers(world(3), [(0, 2), (1, 2)])
+    results = transfers.refit(1)
+    for rank in transfers.pullers:
+        needed = transfers.layouts[rank].placed_bytes + transfers.layouts[rank].detoured_bytes
+        assert needed <= results[rank].nbytes < 1.02 * needed
+
+
+def test_tensors_that_lie_transposed_are_sent_right(world) -> None:
+    def transposed(tensors: Mapping[str, torch.Tensor], rank: int, ranks: int) -> WeightSource:
+        return NamedTensors({name: t.t().contiguous().t() if t.dim() == 2 else t for name, t in tensors.items()})
+
+    transfers = Transfers(world(2), [(0, 1)], transposed)
+    for seed in (1, 2):
+        transfers.refit(seed)
+        transfers.assert_holds(seed)
+
+
+def test_tensors_updated_in_place_are_sent_as_they_are_now(world) -> None:
+    transfers = Transfers(world(2), [(0, 1)])
+    tensors = weights(1)
+    source = NamedTensors(tensors)
+    transfers.ranks.run(transfers.steps([source]))
+    for name, tensor in weights(2).items():
+        tensors[name].copy_(tensor)
+    transfers.ranks.run(transfers.steps([source]))
+    transfers.assert_holds(2)
+
+
+def test_a_puller_aimed_at_a_second_buffer_leaves_the_first_alone(world) -> None:
+    transfers = Transfers(world(2), [(0, 1)])
+    transfers.refit(1)
+    before = {name: tensor.clone() for name, tensor in transfers.destinations[1].items()}
+    staging = transfers.blank(1)
+    transfers.pullers[1].aim(staging)
+    transfers.refit(2)
+    assert all(torch.equal(transfers.destinations[1][name], tensor) for name, tensor in before.items())
+    transfers.destinations[1] = staging
+    transfers.assert_holds(2)
+
+
+class FlippingGroup:
+    """A group whose wire damages one bit of the third message."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self._count = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._group, name)
+
+    def send(self, tensor: torch.Tensor, to: int, until: float) -> None:
+        self._count += 1
+        if self._count == 3:
+            tensor = tensor.clone()
+            tensor[-1] ^= 1
+        self._group.send(tensor, to, until)
+
+
+def test_a_damaged_bit_is_reported_by_the_tensor_it_is_in_and_the_next_refit_works(world) -> None:
+    transfers = Transfers(world(2), [(0, 1)], route=Route.EACH)
+    pusher = transfers.pushers[0]
+    pusher._group = FlippingGroup(pusher._group)
+    message = pusher._courses[0].program.messages[2]
+    outcomes = transfers.ranks.outcomes(transfers.steps(transfers.sources(1)))
+    assert isinstance(outcomes[1], DigestMismatch)
+    assert outcomes[1].tensors == (MANIFEST.tensors[message.parts[-1].source].name,)
+    assert outcomes[1].tensors[0] in str(outcomes[1])
+    transfers.refit(2)
+    transfers.assert_holds(2)
+
+
+def test_a_tensor_that_no_longer_fits_is_named_before_anything_moves(world) -> None:
+    transfers = Transfers(world(2), [(0, 1)])
+    tensors = weights(1)
+    changed = NamedTensors(tensors)
+    assert changed.manifest() == MANIFEST
+    tensors["up"] = torch.zeros(96, 65, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match=r"up bfloat16 \[96, 64\].*up bfloat16 \[96, 65\]"):
+        transfers.pushers[0].push(changed, deadline())
+    transfers.refit(1)
+    transfers.assert_holds(1)
+
+
+def test_members_that_derive_different_programs_find_out_before_a_transfer(world) -> None:
+    ranks = world(3)
+    model = layout(0, 1)
+    sources = [sharded(weights(1), rank, 2) for rank in range(2)]
+    for source in sources:
+        source.bind(MANIFEST)
+    held = [source.holdings(rank, 2) for rank, source in enumerate(sources)]
+    everything = NamedTensors(weights(1))
+    everything.bind(MANIFEST)
+    other = [held[0], everything.holdings(1, 2)]
+    outcomes = ranks.outcomes(
+        {
+            0: lambda: Pusher(ranks.groups[0], MANIFEST, {2: model}, held, deadline=deadline()),
+            1: lambda: Pusher(ranks.groups[1], MANIFEST, {2: model}, held, deadline=deadline()),
+            2: lambda: Puller(
+                ranks.groups[2],
+                MANIFEST,
+                model,
+                other,
+                [model.digest],
+                {p.name: torch.zeros(p.elements, dtype=getattr(torch, p.dtype)) for p in model.live},
+                deadline=deadline(),
+            ),
+        }
+    )
+    assert "rank 0 derives another program than rank 2" in str(outcomes[2])
+
+
+def test_a_destination_that_does_not_fit_is_named(world) -> None:
+    transfers = Transfers(world(2), [(0, 1)])
+    wrong = transfers.destinations[1] | {"qkv": torch.zeros(5, dtype=torch.bfloat16)}
+    with pytest.raises(ValueError, match=r"destination of qkv is bfloat16 \[5\] on cpu; .* bfloat16 \[8192\] on cpu"):
+        transfers.pullers[1].aim(wrong)
+    with pytest.raises(ValueError, match="no destination for parameter w2"):
+        transfers.pullers[1].aim({name: t for name, t in transfers.destinations[1].items() if name != "w2"})
+
+
+def test_a_collective_is_refused_where_two_ranks_send(world) -> None:
+    ranks = world(3)
+    source = NamedTensors(weights(1))
+    source.bind(MANIFEST)
+    held = [source.holdings(rank, 2) for rank in range(2)]
+    with pytest.raises(ValueError, match="route Broadcast reaches every rank from one sender, but there are 2"):
+        Pusher(ranks.groups[0], MANIFEST, {2: layout(0, 1)}, held, Route.BROADCAST, deadline=deadline())
+
+
+def test_an_error_of_the_loader_frees_the_trainer_and_every_other_worker(world) -> None:
+    transfers = Transfers(world(3), [(0, 1)] * 2)
+
+    def refuse(_: Any) -> None:
+        raise KeyError("no such module")
+
+    steps = transfers.steps(transfers.sources(1))
+    steps[1] = lambda: transfers.pullers[1].pull(deadline(), refuse)
+    began = time.monotonic()
+    outcomes = transfers.ranks.outcomes(steps)
+    assert time.monotonic() - began < 5
+    assert isinstance(outcomes[1], KeyError)
+    assert all(isinstance(outcomes[rank], OSError) for rank in (0, 2))
+
+
+@pytest.mark.parametrize("route", [Route.EACH, Route.CHAIN])
+def test_an_abort_frees_whoever_waits(world, route: Route) -> None:
+    transfers = Transfers(world(3), [(0, 1)] * 2, route=route)
+    steps = transfers.steps(transfers.sources(1))
+    steps[2] = lambda: transfers.ranks.groups[0].abort("the sync job said so")
+    began = time.monotonic()
+    outcomes = transfers.ranks.outcomes(steps)
+    assert time.monotonic() - began < 5
+    assert all(isinstance(outcomes[rank], OSError) for rank in (0, 1))
+
+
+def test_a_trainer_that_never_sends_is_waited_for_until_the_deadline(world) -> None:
+    transfers = Transfers(world(2), [(0, 1)])
+    steps = transfers.steps(transfers.sources(1), seconds=0.5)
+    began = time.monotonic()
+    outcome = transfers.ranks.outcomes({1: steps[1]})[1]
+    assert isinstance(outcome, TimeoutError)
+    assert time.monotonic() - began < 5
+
+
+MEMBER = f"""
+import sys
+sys.path[:0] = [{str(TESTS)!r}, {str(TESTS.parent / "client")!r}]
+import torch
+from fakes.ranks import deadline
+from rolloutfleet.layout.blocks import Block
+from rolloutfleet.contract.manifest import Manifest, TensorSpec
+from rolloutfleet.layout.layout import Parameter, Placement, build_layout
+from rolloutfleet.layout.holdings import whole_holdings
+from rolloutfleet.sources import NamedTensors
+from rolloutfleet.transport.gloo import connect_store, form_group, host_store
+from rolloutfleet.transport.pulling import Puller
+from rolloutfleet.transport.pushing import Pusher
+from rolloutfleet.routing import hold_listening_socket
+role, port = sys.argv[1], int(sys.argv[2])
+count = 200 << 20
+manifest = Manifest(tensors=(TensorSpec(name="w", dtype="uint8", shape=(count,)),))
+whole = Block.contiguous(0, count)
+layout = build_layout(manifest, [Parameter("w", "uint8", count)], [Placement(0, whole, 0, whole)], {{}}, "")
+held = [whole_holdings(manifest)]
+if role == "trainer":
+    store = host_store(hold_listening_socket("127.0.0.1"), 60)
+    print(store.store.port, flush=True)
+    group = form_group(store, 1, 0, 2, 60)
+    end = Pusher(group, manifest, {{1: layout}}, held, deadline=deadline())
+    source = NamedTensors({{"w": torch.zeros(count, dtype=torch.uint8)}})
+    act = lambda: end.push(source, deadline(60))
+else:
+    group = form_group(connect_store("127.0.0.1", port, 60), 1, 1, 2, 60)
+    live = {{"w": torch.zeros(count, dtype=torch.uint8)}}
+    end = Puller(group, manifest, layout, held, [layout.digest], live, deadline=deadline())
+    act = lambda: end.pull(deadline(60), None)
+print("prepared", flush=True)
+sys.stdin.readline()
+try:
+    act()
+    print("done", flush=True)
+except OSError as error:
+    print(type(error).__name__, flush=True)
+"""
+
+
+@pytest.mark.parametrize("survivor", ["trainer", "worker"])
+def test_a_peer_that_is_killed_in_mid_transfer_frees_the_other(survivor: str) -> None:
+    def start(role: str, port: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", MEMBER, role, port]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    trainer = start("trainer", "0")
+    worker = start("worker", trainer.stdout.readline().strip())
+    sides = {"trainer": trainer, "worker": worker}
+    try:
+        assert [side.stdout.readline().strip() for side in sides.values()] == ["prepared"] * 2
+        other = next(side for name, side in sides.items() if name != survivor)
+        # Only the survivor goes on, so that it surely waits for its peer when that one dies.
+        sides[survivor].stdin.write("\n")
+        sides[survivor].stdin.flush()
+        other.kill()
+        began = time.monotonic()
+        assert sides[survivor].stdout.readline().strip() in {"ConnectionError", "ConnectionAbortedError"}
+        assert time.monotonic() - began < 5
+    finally:
+        for side in sides.values():
+            side.kill()
+            side.communicate()
+
+
+def test_layouts_and_holdings_reach_the_other_members_through_the_store(world) -> None:
+    ranks = world(2)
+    model = layout(1, 2)
+    source = NamedTensors(weights(1))
+    source.bind(MANIFEST)
+    held = source.holdings(0, 1)
+    publish_layout(ranks.stores[1], model)
+    publish_holdings(ranks.stores[0], MANIFEST.digest(), held)
+    assert await_layouts(ranks.stores[0], [model.digest] * 2, deadline()) == {model.digest: model}
+    assert await_holdings(ranks.stores[1], MANIFEST.digest(), 1, deadline()) == (held,)
+    with pytest.raises(TimeoutError, match="no member published layout/missing"):
+        await_layouts(ranks.stores[0], ["missing"], deadline(0.1))

@@ -1,0 +1,180 @@
+"""What every verb of an engine pod stands on: one turn at a time, the fence, the door, orders to ranks, and the end of an epoch."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+from rolloutfleet.contract.adapter import HeldAdapter
+from rolloutfleet.contract.policy import PauseMode
+from rolloutfleet.contract.problems import ProblemCode, ProblemError
+from rolloutfleet.contract.worker import Call, Locality, SleepLevel, WakeTag, WorkerReport, WorkerState
+from rolloutfleet_worker.fence import Door, Fence
+from rolloutfleet_worker.ranks import ABORT_SECONDS, Ranks, RankStuckError
+from rolloutfleet_worker.wire import Frame
+
+log = logging.getLogger(__name__)
+
+ENGINE_CALL_SECONDS = 30.0
+"""How long vLLM may take to resume, to reset its cache, to move its door or to swap weights."""
+RESCUE_RETRY_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Swapped:
+    """What vLLM says of a swap."""
+
+    cache_reset: bool | None
+    """None when no reset was asked for."""
+    pause_seconds: float
+    """How long no step of the model could run."""
+
+
+class Engine(Protocol):
+    """What the pod needs of vLLM."""
+
+    async def pause(self, mode: PauseMode, deadline_seconds: float) -> None: ...
+    async def resume(self, deadline_seconds: float) -> None: ...
+    async def reset_cache(self, deadline_seconds: float) -> bool: ...
+    async def set_door(self, door: Door, *, version: int, reason: str, deadline_seconds: float) -> None: ...
+    async def swap(self, version: int, *, reset_cache: bool, pause: bool, deadline_seconds: float) -> Swapped: ...
+    async def serve_adapter(self, name: str, version: int, deadline_seconds: float) -> float: ...
+    async def withdraw_adapters(self, names: Sequence[str], deadline_seconds: float) -> None: ...
+    async def refuses_sleep(self, deadline_seconds: float) -> str: ...
+    async def sleep(self, level: SleepLevel, deadline_seconds: float) -> None: ...
+    async def wake(self, tags: Sequence[WakeTag], deadline_seconds: float) -> None: ...
+
+
+class PodBase:
+    """Fence, turn, ranks and engine of one pod, and what it says of itself."""
+
+    def __init__(
+        self,
+        fence: Fence,
+        engine_index: int,
+        ranks: Ranks,
+        rank_count: int,
+        engine: Engine,
+        kill: Callable[[], None],
+        environment: Mapping[str, str],
+        locality: Locality,
+    ) -> None:
+        self.fence = fence
+        self._ranks = ranks
+        self._rank_count = rank_count
+        self._engine = engine
+        self._kill = kill
+        self._engine_index = engine_index
+        self._environment = dict(environment)
+        self._locality = locality
+        self._adapters: dict[str, HeldAdapter] = {}
+        self._turn = asyncio.Lock()
+        self._hold_end: asyncio.TimerHandle | None = None
+        self._rescue: asyncio.Task[None] | None = None
+
+    def report(self) -> WorkerReport:
+        fence = self.fence
+        up = self._ranks.complete.is_set()
+        return WorkerReport(
+            fleet_uid=fence.identity.fleet_uid,
+            pod_name=fence.identity.pod_name,
+            pod_uid=fence.identity.pod_uid,
+            instance=fence.identity.instance,
+            engine=self._engine_index,
+            ranks=self._rank_count,
+            state=fence.state,
+            epoch=fence.epoch,
+            version=fence.version,
+            version_in_flight=fence.version_in_flight,
+            admitted=fence.admitted,
+            staged=fence.staged,
+            vllm_version=self._ranks.described("vllm_version")[0] if up else "",
+            nccl_version=self._ranks.described("nccl_version")[0] if up else "",
+            devices=self._ranks.described("device") if up else (),
+            locality=self._locality,
+            sleep_level=fence.sleep_level,
+            asleep=tuple(sorted(fence.asleep)),
+            environment=self._environment,
+            adapters={name: held.version for name, held in sorted(self._adapters.items())},
+            message=fence.message or fence.unready_reason(),
+        )
+
+    @asynccontextmanager
+    async def _act(self, call: Call) -> AsyncIterator[None]:
+        self.fence.accept(call)
+        async with self._turn:
+            self.fence = self.fence.accept(call)
+            self._require_engine()
+            yield
+
+    def _require_engine(self) -> None:
+        if self.fence.state in {WorkerState.STARTING, WorkerState.FAILED}:
+            raise self._problem(ProblemCode.WRONG_STATE, f"this worker is {self.fence.state}: {self.fence.message}")
+
+    async def _order(self, op: str, orders: dict[int, Frame], deadline_seconds: float) -> dict[int, Frame]:
+        """Answers by rank.
+
+        Raises:
+            RankFailedError: names every rank that failed and why.
+            ProblemError: DeadlineExceeded; a rank did not even obey an abort, so that the engine had to be killed.
+        """
+        try:
+            return await self._ranks.order_all(op, orders, deadline_seconds)
+        except RankStuckError as stuck:
+            self._kill()
+            raise self._problem(ProblemCode.DEADLINE_EXCEEDED, f"{stuck}; the engine is killed and restarts") from stuck
+
+    async def _end_epoch(self, reason: str) -> None:
+        """Leave the group, then settle: the door follows the fence, and a whole worker generates."""
+        try:
+            await self._ranks.abort_all()
+            async with asyncio.timeout(ABORT_SECONDS):
+                await self._turn.acquire()
+        except (RankStuckError, TimeoutError) as error:
+            self._kill()
+            raise self._problem(
+                ProblemCode.DEADLINE_EXCEEDED, f"this worker could not be unblocked; the engine is killed: {error}"
+            ) from error
+        try:
+            self.fence = self.fence.aborted(reason)
+            await self._publish_door(self.fence)
+            if self.fence.whole:
+                await self._resume()
+        finally:
+            self._turn.release()
+
+    async def _resume(self) -> None:
+        await self._engine.resume(ENGINE_CALL_SECONDS)
+        self.fence = self.fence.resumed()
+        self._release_hold()
+
+    async def _publish_door(self, fence: Fence) -> None:
+        await self._engine.set_door(
+            fence.door, version=fence.version, reason=fence.unready_reason(), deadline_seconds=ENGINE_CALL_SECONDS
+        )
+
+    def _hold(self, seconds: float) -> None:
+        """A sync job that vanished must not leave an engine paused, or a version staged, for ever: after this long that ends by itself."""
+        self._release_hold()
+        self._hold_end = asyncio.get_running_loop().call_later(seconds, self._forgotten)
+
+    def _release_hold(self) -> None:
+        if self._hold_end is not None:
+            self._hold_end.cancel()
+            self._hold_end = None
+
+    def _forgotten(self) -> None:
+        self._rescue = asyncio.create_task(self._end_forgotten(), name="forgotten-by-the-sync-job")
+
+    async def _end_forgotten(self) -> None:
+        log.error("the sync job has let a pause or a staged version pass its deadline; this worker leaves the group")
+        try:
+            await self._end_epoch("the sync job let the pause or the staged version pass its deadline")
+        except ProblemError:
+            log.exception("the epoch could not be ended, trying again in %g s", RESCUE_RETRY_SECONDS)
+            self._hold(RESCUE_RETRY_SECONDS)
+
+    def _problem(self, code: ProblemCode, message: str) -> ProblemError:
+        return ProblemError(code, message, member=self.fence.identity.pod_name)

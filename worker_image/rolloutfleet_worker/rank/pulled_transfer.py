@@ -1,0 +1,34 @@
+"""Transfers by layout over a group."""
+
+import torch
+
+from rolloutfleet.transport.pulling import Puller
+from rolloutfleet_worker.rank.transfer import Arrived, Order, Plan, Take, Transfer
+
+
+class PulledTransfer(Transfer):
+    """Making it exchanges a few bytes with the trainer; raises what :class:`~rolloutfleet.transport.pulling.Puller` does."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        holdings = plan.agree()
+        destinations = plan.destinations(plan.staging)
+        self._moved(destinations)
+        self._puller = Puller(
+            plan.member.group,
+            plan.known.manifest,
+            self.layout,
+            holdings,
+            plan.layouts,
+            destinations,
+            deadline=plan.deadline,
+        )
+
+    def close(self) -> None:
+        """Buckets go with this object; the group is left by the membership."""
+
+    def _pull(self, destinations: dict[str, torch.Tensor], order: Order, take: Take) -> Arrived:
+        if self._moved(destinations):
+            self._puller.aim(destinations)
+        pulled = self._puller.pull(order.deadline, take)
+        return Arrived(pulled.nbytes, pulled.digest)
