@@ -23,7 +23,7 @@ ENGINES := build/engines
 ENGINES_BIN := $(ENGINES)/bin
 ENGINES_SITE := $(ENGINES)/lib/python3.11/site-packages
 TORCH_TESTS := $(addprefix tests/unit/client/test_,digest.py gloo.py push.py nccl.py nccl_library.py memory.py colocation.py \
-	sources_sharded.py tiles_copying.py tiles_digesting.py tiles_kernels.py) \
+	sources_sharded.py tiles_copying.py tiles_crossing.py tiles_digesting.py tiles_kernels.py) \
 	tests/unit/benchmarks tests/contract/test_client_refit.py tests/contract/test_client_team.py
 
 step = @printf '\n== %s\n' "$(1)"

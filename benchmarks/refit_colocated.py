@@ -5,7 +5,8 @@ For a dense 7B shape and a 30B mixture of experts cut to eight layers, all in on
 * the floor: a flat copy of the same bytes;
 * rivals: vLLM's ``ipc`` engine from this process, and its ``reload_weights``;
 * ours from this process, through launcher, sync job and client (transport Colocated), with the data path apart from the whole refit;
-* the pause (dense): weights travel from this process's pinned host memory (transport Layout) while the engine decodes a steady load.
+* the pause (dense): weights lie in the host's memory and travel over the bus, which stands for a wire, while the engine decodes a steady
+  load; the rank pins the memory that this process shows (transport Colocated).
 
 ``copy_seconds`` is the device's time for the rank's copies out of this process's memory, sums and all; ``receive_seconds`` the rank's own
 for the whole order to receive; ``refit_seconds`` this process's for ``Fleet.refit``. The ratios to the floor are those of the copy, as the
@@ -115,11 +116,11 @@ class Measurement:
                     self.figure("whole_refit_times_faster_than_vllm_ipc", self.ipc / whole)
 
     def measure_pause(self, fleet: Fleet, weights: Mapping[str, torch.Tensor], staging: Staging) -> None:
-        """Refits over the wire while the engine serves a steady load."""
-        fleet.start(RefitPolicy(transport=Transport.LAYOUT, staging=staging))
+        """Refits from the host's memory while the engine serves a steady load."""
+        fleet.start(RefitPolicy(transport=Transport.COLOCATED, staging=staging))
         with fleet.connect() as trainer:
             # The first refits calibrate, prepare and warm up; they are no part of the figures.
-            for what in ("first, over the wire", "second, over the wire"):
+            for what in ("first, from host memory", "second, from host memory"):
                 self._refit(trainer, weights, what)
             load = Load(self.folder, fleet.engines[0].url, STREAMS, 64 if TINY else 512)
             try:
@@ -154,19 +155,6 @@ class Measurement:
             f" {measured.result.transport}, staged {measured.result.staged}, {len(measured.result.detours)} detours"
         )
         return measured
-
-
-def pinned(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The same tensors in the host's memory, pinned where there is a GPU to pin it for.
-
-    They share one allocation: torch rounds each pinned one up to a power of two.
-    """
-    sizes = [tensor.numel() for tensor in weights.values()]
-    flat = torch.empty(sum(sizes), dtype=next(iter(weights.values())).dtype, pin_memory=not TINY)
-    return {
-        name: place.view(tensor.shape).copy_(tensor)
-        for place, (name, tensor) in zip(flat.split(sizes), weights.items(), strict=True)
-    }
 
 
 def start_engine(folder: Path, shape: Shape, *, graphs: bool) -> Engine:
@@ -211,7 +199,7 @@ def measure(record: Record, shape: Shape, folder: Path, rounds: int, parts: set[
                 record.add(shape=shape.name, what="trace", **trace_refit(fleet, weights, folder))
         if "pause" in parts:
             with record.part(f"{shape.name}: host memory"):
-                host = pinned(weights)
+                host = {name: tensor.cpu() for name, tensor in weights.items()}
                 if not TINY:
                     measurement.keep("copy from pinned memory", from_pinned(shape.nbytes, 3))
                 del weights

@@ -93,7 +93,7 @@ def send_ipc(
     from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo, IPCTrainerWeightTransferEngine
 
     transfer = IPCTrainerWeightTransferEngine.trainer_init(
-        IPCTrainerInitInfo(packed=packed, packed_buffer_size_bytes=PACKED_BUFFER_BYTES),
+        IPCTrainerInitInfo(rank=0, packed=packed, packed_buffer_size_bytes=PACKED_BUFFER_BYTES),
         client=_client(engine.url),
         source=_source(weights),
     )

@@ -1,6 +1,7 @@
 """What trainer and workers of one machine agree on when weights are read from shared memory: which tensors are shown, in which order,
 and under which keys of the session's store. Both sides derive it from the layouts and the holdings."""
 
+import hashlib
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -50,9 +51,31 @@ class Showcase:
         raise ValueError(f"trainer rank {self.rank} shows no piece that has {block} of tensor {source} as {dtype}")
 
 
-def publish_export(store: SessionStore, epoch: int, version: int, rank: int, message: bytes) -> None:
-    """Makes known where a trainer rank shows its tensors of a version."""
-    publish(store.of_epoch(epoch), f"export/{version}/{rank}", message)
+def publish_memory(store: SessionStore, epoch: int, rank: int, message: bytes, former: str = "") -> str:
+    """Tells the workers where a trainer rank's tensors lie; the name of that message, by which each version refers to it.
+
+    ``former`` is the name of the rank's message before, which is removed: nobody reads it any more.
+    """
+    name = _name_of(message)
+    shared = store.of_epoch(epoch)
+    if name != former:
+        publish(shared, f"memory/{rank}/{name}", message)
+        if former:
+            shared.delete_key(f"memory/{rank}/{former}")
+    return name
+
+
+def publish_export(
+    store: SessionStore, epoch: int, version: int, rank: int, name: str, former: int | None = None
+) -> None:
+    """Makes known that a version's values lie where the rank's message of that name says.
+
+    ``former`` is the version that was made known before, whose word is removed: every worker has answered for it.
+    """
+    shared = store.of_epoch(epoch)
+    publish(shared, f"export/{version}/{rank}", name.encode())
+    if former not in {None, version}:
+        shared.delete_key(f"export/{former}/{rank}")
 
 
 def await_exports(
@@ -62,9 +85,22 @@ def await_exports(
     trainer_ranks: int,
     deadline: float,
     cancelled: threading.Event | None = None,
+    known: Iterable[bytes] = (),
 ) -> tuple[bytes, ...]:
-    """Every trainer rank's message, by rank; raises as :func:`rolloutfleet.transport.store.await_value`."""
-    return _await_all(store, epoch, f"export/{version}", range(trainer_ranks), deadline, cancelled)
+    """Every trainer rank's message, by rank; those that are ``known`` are not read again.
+
+    Raises as :func:`rolloutfleet.transport.store.await_value`.
+    """
+    cancelled = cancelled or threading.Event()
+    shared = store.of_epoch(epoch)
+    read = {_name_of(message): message for message in known}
+    found: list[bytes] = []
+    for rank, word in enumerate(
+        _await_all(store, epoch, f"export/{version}", range(trainer_ranks), deadline, cancelled)
+    ):
+        name = word.decode()
+        found.append(read.get(name) or await_value(shared, f"memory/{rank}/{name}", deadline, cancelled))
+    return tuple(found)
 
 
 def publish_sums(store: SessionStore, epoch: int, version: int, rank: int, sums: bytes) -> None:
@@ -73,8 +109,15 @@ def publish_sums(store: SessionStore, epoch: int, version: int, rank: int, sums:
 
 
 def await_sums(store: SessionStore, epoch: int, version: int, trainer_ranks: int, deadline: float) -> tuple[bytes, ...]:
-    """The other trainer ranks' sums, by rank; raises as :func:`rolloutfleet.transport.store.await_value`."""
-    return _await_all(store, epoch, f"sums/{version}", range(1, trainer_ranks), deadline, None)
+    """The other trainer ranks' sums, by rank, which are removed; raises as :func:`rolloutfleet.transport.store.await_value`."""
+    sums = _await_all(store, epoch, f"sums/{version}", range(1, trainer_ranks), deadline, None)
+    for rank in range(1, trainer_ranks):
+        store.of_epoch(epoch).delete_key(f"sums/{version}/{rank}")
+    return sums
+
+
+def _name_of(message: bytes) -> str:
+    return hashlib.sha256(message).hexdigest()
 
 
 def _await_all(

@@ -32,7 +32,7 @@ class Seat:
 
 @dataclass(frozen=True, slots=True)
 class Cargo:
-    """What a refit sends: tensors counted by the manifest of the whole team."""
+    """What a refit sends: tensors bound to the manifest of the whole team."""
 
     source: WeightSource
     manifest: Manifest
@@ -52,14 +52,22 @@ class Sent:
 
 
 class Delivery(Protocol):
-    """One rank's part in one epoch; one thread works for it, any thread may end it."""
+    """One rank's part in one epoch; one thread at a time works for it, any thread may end it."""
+
+    def aim(self, cargo: Cargo) -> None:
+        """Takes note of where the tensors of the next refit lie, if it is prepared for their manifest; else :meth:`prepare` will."""
+        ...
 
     def prepare(self, order: TrainerPrepare, cargo: Cargo, cancelled: threading.Event) -> None:
-        """Makes ready to send the cargo to workers of these layouts."""
+        """Makes ready to send the cargo, and others of its manifest after it, to workers of these layouts."""
         ...
 
     def send(self, order: TrainerSend, cargo: Cargo) -> Sent:
-        """Gives the workers the cargo as it is now; raises ValueError for tensors that no longer fit, else as the transport does."""
+        """Gives the workers the values that the cargo's tensors have now, where they lay when it was aimed at or prepared for.
+
+        Engines may be paused: nothing but moving bytes is left to do. Raises ConnectionError when this manifest was not prepared, else
+        as the transport does.
+        """
         ...
 
     def end(self, reason: str) -> None:
@@ -93,6 +101,10 @@ class WholeDelivery:
     def __init__(self, group: "Group | native.Group") -> None:
         self._group = group
 
+    def aim(self, cargo: Cargo) -> None:
+        """Nothing: tensors are taken one after another as they are sent."""
+        del cargo
+
     def prepare(self, order: TrainerPrepare, cargo: Cargo, cancelled: threading.Event) -> None:
         """Nothing: the manifest says all."""
         del order, cargo, cancelled
@@ -114,6 +126,11 @@ class LayoutDelivery:
         self._seat = seat
         self._group = group
         self._pusher: Pusher | None = None
+        self._manifest = ""
+
+    def aim(self, cargo: Cargo) -> None:
+        if self._pusher is not None and cargo.digest == self._manifest:
+            self._pusher.aim(cargo.source)
 
     def prepare(self, order: TrainerPrepare, cargo: Cargo, cancelled: threading.Event) -> None:
         from rolloutfleet.transport.exchange import await_holdings, await_layouts
@@ -125,11 +142,11 @@ class LayoutDelivery:
         by_rank = {rank: layouts[digest] for rank, digest in enumerate(order.layouts, self._seat.ranks)}
         pusher = Pusher(self._group, cargo.manifest, by_rank, holdings, deadline=deadline)
         pusher.aim(cargo.source)
-        self._pusher = pusher
+        self._pusher, self._manifest = pusher, cargo.digest
 
     def send(self, order: TrainerSend, cargo: Cargo) -> Sent:
-        if self._pusher is None:
-            raise ConnectionError(f"told to send in epoch {order.epoch}, which this trainer rank has not prepared")
+        if self._pusher is None or cargo.digest != self._manifest:
+            raise ConnectionError(f"told to send in epoch {order.epoch} what this trainer rank has not prepared")
         pushed = self._pusher.push(cargo.source, time.monotonic() + order.deadline_seconds)
         return Sent(pushed.tensors, pushed.nbytes, pushed.digests)
 

@@ -67,9 +67,11 @@ class DeadlineExceeded(RolloutFleetError):  # noqa: N818
 
 
 class RefitFailed(RolloutFleetError):  # noqa: N818
-    """A refit failed: before the transfer the old version is served on, after it engines refuse to generate until a refit completes.
+    """A refit failed, and the version before is served on, except by engines that it has left with a part of the new one.
 
-    ``committed`` says that the version is published all the same, and only the named engines did not follow.
+    Those are fenced until a refit completes, or until they have taken the fleet's version over from a peer. A staged version leaves none
+    before it is committed; one that is received in place may leave all. ``committed`` says that the version is published all the same,
+    and only the named engines did not follow.
     """
 
     hint = "Call refit() again with the same version once the cause is gone: the next one forms a new group."

@@ -128,8 +128,8 @@ class Fleet:
         are, and all of them stay when :meth:`refit` replaces the base weights.
 
         Raises TypeError or ValueError for a config or tensors that cannot be sent, ManifestMismatch for an adapter that vLLM would refuse
-        or leave out in part (rank, names, shapes), InvalidRequest while an engine lacks the base, and otherwise as :meth:`refit`. In a
-        team every rank calls this, with the same name and config.
+        or leave out in part (rank, names, shapes), RefitFailed also while an engine does not hold the version before, and otherwise as
+        :meth:`refit`. In a team every rank calls this, with the same name and config.
         """
         return self._refit(tensors, version, timeout, progress, adapter_spec(name, config))
 

@@ -28,6 +28,8 @@ class LeadingTrainer:
         self._identity = identity
         self._crew = crew
         self._session: Session | None = None
+        self._places: tuple[int | None, bool, tuple[RankPlace, ...]] = (None, True, ())
+        """What the session was opened with: this rank's GPU, whether its memory can be shared, and the places of the others."""
         self._known: Manifest | None = None
 
     def refit(
@@ -97,11 +99,13 @@ class LeadingTrainer:
         return self._crew.begin(session.id, session.rendezvous, cargo.manifest, cargo.digest, deadline) or moved
 
     def _open_session(self, source: WeightSource, others: Sequence[RankPlace]) -> Session:
-        if self._session is not None and self._session.usable:
+        """The session of before, unless it is lost or tensors now lie elsewhere than the fleet was told when it opened."""
+        places = source.gpu(), source.shareable(), tuple(others)
+        if self._session is not None and self._session.usable and places == self._places:
             return self._session
         self._drop_session()
         view = self._channel.get("fleet", FleetView)
-        self._session = open_session(self._channel, view, self._identity, source.gpu(), others)
+        self._session, self._places = open_session(self._channel, view, self._identity, *places), places
         return self._session
 
     def _drop_session(self) -> None:

@@ -1,5 +1,6 @@
 """Which memory a process can share with others: words to compare, and names of devices. Needs no torch."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -17,13 +18,20 @@ _IPC_NAMESPACE: Final = Path("/proc/self/ns/ipc")
 
 
 def locality() -> Locality:
-    """This process's words: an empty one where the system does not tell, and that is equal to nobody's, not even to another empty one."""
+    """This process's words: an empty one where the system does not tell, and that is equal to nobody's, not even to another empty one.
+
+    CUDA's handles are opened within one IPC namespace. Files of ``/dev/shm`` know none: whoever has the same file system mounted there,
+    be it another container of the pod, sees them.
+    """
+    return Locality(host=_word(lambda: _IPC_NAMESPACE.stat().st_ino), memory=_word(lambda: SHARED_MEMORY.stat().st_dev))
+
+
+def _word(number: Callable[[], int]) -> str:
+    """The machine's boot and a number that is its own within it."""
     try:
-        host = f"{_BOOT_ID.read_text().strip()}/{_IPC_NAMESPACE.stat().st_ino}"
-        memory = f"{host}/{SHARED_MEMORY.stat().st_dev}"
+        return f"{_BOOT_ID.read_text().strip()}/{number()}"
     except OSError:
-        host = memory = ""
-    return Locality(host=host, memory=memory)
+        return ""
 
 
 def device_name(device: "torch.device") -> str:

@@ -1,5 +1,6 @@
 """One process of a trainer in a session: it joins, prepares and sends when told to, and leaves."""
 
+import sys
 import threading
 from collections.abc import Hashable
 from typing import TYPE_CHECKING
@@ -26,12 +27,23 @@ class TrainerRank:
         self._manifest = ""
 
     def load(self, cargo: Cargo) -> bool:
-        """Counts the cargo's tensors by the team's manifest, and tells the workers in the store what this rank holds of it.
+        """Counts the cargo's tensors by the team's manifest, tells the workers in the store what this rank holds of it, and directs the
+        delivery of the current epoch at where they lie now, while the engines serve. What this thread has queued on its current CUDA
+        streams is done when this returns: other threads move the bytes, on streams that know nothing of these.
 
         Returns whether workers may have planned by something else that this rank told them of the same manifest before. Raises
         ValueError naming a tensor that no longer fits, ConnectionError when the store is lost.
         """
         cargo.source.bind(cargo.manifest)
+        _finish_queued_work()
+        moved = self._tell_holdings(cargo)
+        with self._guard:
+            delivery = self._delivery
+        if delivery is not None and not moved:
+            delivery.aim(cargo)
+        return moved
+
+    def _tell_holdings(self, cargo: Cargo) -> bool:
         addresses = cargo.source.addresses()
         same = self._manifest == cargo.digest
         if same and addresses == self._addresses:
@@ -81,3 +93,14 @@ class TrainerRank:
 
         holdings.check(cargo.manifest)
         publish_holdings(self.seat.store, cargo.digest, holdings)
+
+
+def _finish_queued_work() -> None:
+    """Waits for this thread's current CUDA streams; whoever moves bytes waits for the default ones by itself."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return
+    for device in range(torch.cuda.device_count()):
+        stream = torch.cuda.current_stream(device)
+        if stream != torch.cuda.default_stream(device):
+            stream.synchronize()

@@ -13,6 +13,7 @@ from typing import Final
 from rolloutfleet.channel import Channel
 from rolloutfleet.contract.problems import ProblemCode
 from rolloutfleet.contract.trainer import (
+    FleetView,
     Phase,
     RefitResult,
     RefitView,
@@ -28,10 +29,12 @@ from rolloutfleet.errors import (
     DeadlineExceeded,
     FleetUnreachable,
     InvalidRequest,
+    RefitFailed,
     RolloutFleetError,
     SessionLost,
     refit_error_of,
 )
+from rolloutfleet.exiting import start_thread
 from rolloutfleet.rank import Order
 from rolloutfleet.session import Session
 from rolloutfleet.team.crew import Crew
@@ -124,12 +127,21 @@ class Refit:
             if error.problem is None or error.problem.code is not ProblemCode.NOT_FOUND:
                 raise
             self._session.mark_lost()
-            raise SessionLost(
-                f"the sync job restarted and no longer knows the refit to version {view.version}", problem=error.problem
-            ) from error
+            raise self._forgotten(view, error) from error
         except SessionLost:
             self._session.mark_lost()
             raise
+
+    def _forgotten(self, view: RefitView, error: InvalidRequest) -> RolloutFleetError:
+        """A sync job that restarts forgets a refit, and finishes it all the same when its version stands in the record as committed."""
+        message = f"the sync job restarted and no longer knows the refit to version {view.version}"
+        if self._channel.get("fleet", FleetView).version < view.version:
+            return SessionLost(message, problem=error.problem)
+        return RefitFailed(
+            f"{message}, which is committed: the sync job brings the engines that received it to it",
+            problem=error.problem,
+            committed=True,
+        )
 
     def _act(self, view: RefitView) -> None:
         for order in (view.join, view.prepare, view.send):
@@ -142,30 +154,41 @@ class Refit:
             return
         self._done.add(step)
         self._epoch = order.epoch
-        self._work = threading.Thread(
-            target=self._perform, args=(order,), name=f"rolloutfleet-{step[0]}-{order.epoch}", daemon=True
+        self._work = start_thread(
+            f"rolloutfleet-{step[0]}-{order.epoch}",
+            lambda: self._perform(order),
+            lambda: self._leave("the process ends"),
         )
-        self._work.start()
 
     def _perform(self, order: Order) -> None:
+        deadline = time.monotonic() + order.deadline_seconds
         try:
             self._crew.order(order)
             sent = self._session.rank.perform(order, self._cargo, self._cancelled)
             self._crew.await_done(order, self._cancelled)
-            refit = f"refits/{self._view.refit}"
             if isinstance(order, TrainerJoin):
-                self._channel.tell(f"{refit}/joined", TrainerJoined(epoch=order.epoch))
+                self._tell("joined", TrainerJoined(epoch=order.epoch), deadline)
             elif isinstance(order, TrainerPrepare):
-                self._channel.tell(f"{refit}/prepared", TrainerPrepared(epoch=order.epoch))
+                self._tell("prepared", TrainerPrepared(epoch=order.epoch), deadline)
             elif sent is not None:
                 done = TrainerSent(
                     epoch=order.epoch, tensors=sent.tensors, nbytes=sent.nbytes, digests=dict(sent.digests)
                 )
-                self._channel.tell(f"{refit}/sent", done)
+                self._tell("sent", done, deadline)
         except Exception as error:  # noqa: BLE001 - the thread's outermost frame; refit() raises what the fleet makes of it
             if not self._cancelled.is_set():
                 self._local_error = error
                 self._report_failure(order.epoch, f"{type(error).__name__}: {error}")
+
+    def _tell(self, step: str, done: TrainerJoined | TrainerPrepared | TrainerSent, deadline: float) -> None:
+        """Says that a step is done, and again while no answer comes: the sync job may have heard it already, and takes it twice as once."""
+        while True:
+            try:
+                return self._channel.tell(f"refits/{self._view.refit}/{step}", done)
+            except FleetUnreachable as error:
+                if time.monotonic() + _RETRY_SECONDS >= deadline or self._cancelled.wait(_RETRY_SECONDS):
+                    raise
+                logger.warning("the sync job may not have heard that %s is done, telling it again: %s", step, error)
 
     def _report_failure(self, epoch: int, message: str) -> None:
         try:
@@ -177,8 +200,12 @@ class Refit:
         """Ends whatever this trainer is doing in the group; a thread stuck inside NCCL's own start is left behind as a daemon."""
         self._cancelled.set()
         self._crew.stop(reason)
-        self._session.rank.leave(reason)
+        self._leave(reason)
         self._join_work()
+
+    def _leave(self, reason: str) -> None:
+        self._cancelled.set()
+        self._session.rank.leave(reason)
 
     def _join_work(self) -> None:
         work, self._work = self._work, None

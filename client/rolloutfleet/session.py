@@ -107,25 +107,32 @@ class Session:
                 logger.warning("the lease of session %s was not renewed, trying again: %s", self.id, error)
 
 
-def place_of(gpu: int | None) -> RankPlace:
-    """The place of this process's tensors, which lie on that GPU, or for None in the host's memory."""
-    return RankPlace(device=device_word(gpu), locality=locality())
+def place_of(gpu: int | None, shareable: bool = True) -> RankPlace:
+    """The place of this process's tensors, which lie on that GPU, or for None in the host's memory; without a word for CUDA's handles
+    where there can be none of that memory."""
+    here = locality()
+    return RankPlace(device=device_word(gpu), locality=here if shareable else here.model_copy(update={"host": ""}))
 
 
 def open_session(
-    channel: Channel, fleet: FleetView, identity: TrainerIdentity, gpu: int | None, others: Sequence[RankPlace] = ()
+    channel: Channel,
+    fleet: FleetView,
+    identity: TrainerIdentity,
+    gpu: int | None,
+    shareable: bool,
+    others: Sequence[RankPlace] = (),
 ) -> Session:
     """A session whose store already listens at the address that workers are told.
 
-    ``gpu`` is the one on which this process's tensors lie; ``others`` are the places of the trainer's further ranks. Raises SessionHeld
-    when another trainer has the fleet, ImportError when torch is not installed, ValueError when the address to advertise is not one of
-    this machine.
+    ``gpu`` is the one on which this process's tensors lie, ``shareable`` whether CUDA can show them to other processes; ``others`` are
+    the places of the trainer's further ranks. Raises SessionHeld when another trainer has the fleet, ImportError when torch is not
+    installed, ValueError when the address to advertise is not one of this machine.
     """
     try:
         from rolloutfleet.transport.store import host_store
     except ImportError as error:
         raise ImportError(f"refitting sends torch tensors, and torch cannot be imported here: {error}") from error
-    places = (place_of(gpu), *others)
+    places = (place_of(gpu, shareable), *others)
     # Joining happens on another thread, where CUDA's current device would be the first one.
     gpu = working_gpu(gpu)
     listening = listen_for_workers(channel, fleet, identity.advertise)

@@ -64,7 +64,7 @@ def test_what_is_read_back_is_what_was_sent_and_the_defaults(space: Space):
         "engine": sent["engine"],
         "placement": {"gpuResource": "nvidia.com/gpu"},
         "template": {**sent["template"], "terminationGracePeriodSeconds": 30},
-        "refit": {"pause": "Keep", "cache": "Reset"},
+        "refit": {"transport": "Auto", "staging": "Auto", "pause": "Keep", "cache": "Reset"},
         "suspend": False,
     }
     assert deadlines
@@ -132,6 +132,7 @@ def test_tables_of_weightsyncs_show_who_works_for_whom(space: Space):
         "reason": "ServingFleet",
     }
     status = {"phase": "Transferring", "epoch": 3, "version": 8, "conditions": [active], "session": {"trainer": "grpo"}}
+    status["lastRefit"] = {"transport": "Layout", "pauseSeconds": 0.0071}
     space.cluster.merge("WeightSync", space.name, "columns", {"status": status}, "status")
     table = space.cluster.call("GET", path_of("WeightSync", space.name, "columns"), accept=TABLE)
     shown = dict(zip((c["name"] for c in table["columnDefinitions"]), table["rows"][0]["cells"], strict=True))
@@ -144,6 +145,8 @@ def test_tables_of_weightsyncs_show_who_works_for_whom(space: Space):
         "Epoch": 3,
         "Version": 8,
         "Trainer": "grpo",
+        "Transport": "Layout",
+        "Pause": 0.0071,
     }
 
 

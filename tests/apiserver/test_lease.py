@@ -3,10 +3,9 @@
 from collections.abc import Callable
 from datetime import datetime
 
-from apiserver.harness.process import LEASE, OperatorProcess
+from apiserver.harness.process import EXIT_LEASE_LOST, LEASE, OperatorProcess
 from apiserver.harness.space import Space
 
-EXIT_LEASE_LOST = 75
 DURATION_SECONDS = 15.0
 
 Launch = Callable[..., OperatorProcess]

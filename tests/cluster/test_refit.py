@@ -37,7 +37,7 @@ def _failed(fleet: LiveFleet, version: int) -> dict:
     return last if (last.get("version"), last.get("outcome")) == (version, "Failed") else {}
 
 
-@pytest.mark.row("A37")
+@pytest.mark.scenario("F54")
 def test_live_weights_of_both_engines_have_one_digest_and_it_differs_between_versions(fleet: LiveFleet):
     first = fleet.refit(seed=21)["result"]
     second = fleet.refit(seed=22)["result"]

@@ -7,13 +7,17 @@ and aborts as gloo does.
 import gc
 import importlib.util
 import time
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from pydantic import BaseModel
 
 import rolloutfleet
 from fakes.served_fleet import SOON, TOKEN, ServedFleet
 from fakes.wires import GlooWire, MemoryWire
+from rolloutfleet.channel import Channel
 from rolloutfleet.contract.manifest import ManifestFaults
 from rolloutfleet.contract.policy import RefitDeadlines, RefitPolicy, Transport
 from rolloutfleet.contract.trainer import Phase
@@ -26,6 +30,7 @@ from rolloutfleet.errors import (
     ManifestMismatch,
     RefitFailed,
     SessionHeld,
+    SessionLost,
     Unauthorized,
 )
 from rolloutfleet_sync.protocol.model import Timing
@@ -143,6 +148,26 @@ def test_the_trainers_own_deadline_names_phase_and_absentee_and_ends_the_refit(
     assert fleet.refit(setup.weights(), version=1).version == 1
 
 
+@pytest.mark.parametrize("heard", [True, False], ids=["the answer is lost", "the word is lost"])
+def test_one_lost_word_to_the_sync_job_costs_no_refit(
+    setup: ServedFleet, fleet: rolloutfleet.Fleet, monkeypatch: pytest.MonkeyPatch, heard: bool
+) -> None:
+    tell, said = Channel.tell, Counter[str]()
+
+    def lossy(channel: Channel, path: str, body: BaseModel) -> None:
+        step = path.rpartition("/")[2]
+        said[step] += 1
+        if said[step] > 1 or heard:
+            tell(channel, path, body)
+        if said[step] == 1:
+            raise FleetUnreachable(f"connection reset while telling {step}")
+
+    monkeypatch.setattr(Channel, "tell", lossy)
+    assert fleet.refit(setup.weights(), version=1).version == 1
+    assert (said["joined"], said["sent"]) == (2, 2)
+    assert {(engine.version, engine.state) for engine in setup.engines} == {(1, WorkerState.SERVING)}
+
+
 def test_a_version_that_does_not_rise_is_refused(setup: ServedFleet, fleet: rolloutfleet.Fleet) -> None:
     fleet.refit(setup.weights(), version=3)
     with pytest.raises(InvalidRequest, match="3"):
@@ -197,6 +222,28 @@ def test_a_sync_job_that_restarts_between_refits_is_not_noticed(setup: ServedFle
     setup.stop_sync()
     setup.start_sync()
     assert fleet.refit(setup.weights(), version=2).epoch > first.epoch
+
+
+@pytest.mark.parametrize("committed", [False, True], ids=["before the record", "after it"])
+def test_a_sync_job_that_restarts_in_a_refit_leaves_no_doubt_about_the_version(
+    setup: ServedFleet, fleet: rolloutfleet.Fleet, committed: bool
+) -> None:
+    setup.engines[0].hold.add("commit" if committed else "join")
+    with ThreadPoolExecutor() as threads:
+        call = threads.submit(fleet.refit, setup.weights(), version=1)
+        setup.wait_until(lambda state: state.version == 1 if committed else "join" in setup.engines[0].calls)
+        setup.stop_sync()
+        setup.engines[0].hold.clear()
+        setup.start_sync()
+        error = call.exception(30)
+    if committed:
+        assert isinstance(error, RefitFailed)
+        assert error.committed
+        assert "refit to version 1, which is committed" in str(error)
+        assert fleet.refit(setup.weights(), version=2).version == 2
+    else:
+        assert isinstance(error, SessionLost)
+        assert fleet.refit(setup.weights(), version=1).version == 1
 
 
 @pytest.mark.row("A27")

@@ -170,7 +170,7 @@ async def test_an_environment_that_differs_is_named_with_both_values(start_fleet
         worker.engine.device = f"GPU-{worker.name}"
         await worker.restart()
     trainer = FakeTrainer(http, fleet.url, fleet.wire)
-    await trainer.open(environment={"NCCL_CUMEM_ENABLE": "0"})
+    await trainer.open(environment={"NCCL_CUMEM_ENABLE": "0"}, devices=("GPU-t",), nccl_version="2.28")
     view = await trainer.refit(1)
     assert view.problem is not None
     assert view.problem.code is ProblemCode.ENVIRONMENT_MISMATCH

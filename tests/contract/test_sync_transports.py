@@ -107,6 +107,7 @@ async def test_several_trainer_ranks_come_before_all_workers(start_fleet: StartF
 # Preparing.
 
 
+@pytest.mark.row("A37")
 async def test_what_was_prepared_is_not_prepared_again(start_fleet: StartFleet, http: aiohttp.ClientSession):
     fleet, trainer = await start(start_fleet, http, staging=Staging.NEVER)
     first = result_of(await trainer.refit(1))

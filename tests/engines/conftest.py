@@ -1,6 +1,6 @@
-"""A fleet on this machine for each module that wants one: four engine starts serve all tests."""
+"""Fleets on this machine: each is started once, for all modules that want it, and ended after the last of them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -11,40 +11,85 @@ from tests.engines.tinymodels import BUCKETED, EXPERTS, GROUPED, TIED, write_mod
 import rolloutfleet
 
 FLEETS: Mapping[str, dict[str, Any]] = {
-    "test_adapters": {"config": GROUPED, "engines": 2, "unpacked": True, "lora_rank": 8},
-    "test_adapters_ranks": {"config": GROUPED, "ranks": 2, "lora_rank": 8},
-    "test_experts": {"config": EXPERTS},
-    "test_layout_ranks": {"config": TIED, "ranks": 2, "unpacked": True},
-    "test_layout_refit": {"config": GROUPED, "engines": 2, "unpacked": True},
-    "test_one_fleet": {"config": BUCKETED, "engines": 2},
-    "test_tensor_parallel": {"config": TIED, "ranks": 2},
+    "adapters": {"config": GROUPED, "engines": 2, "unpacked": True, "lora_rank": 8},
+    "adapters on two ranks": {"config": GROUPED, "ranks": 2, "lora_rank": 8},
+    "experts": {"config": EXPERTS},
+    "in buckets": {"config": BUCKETED, "engines": 2},
+    "tied, in place": {"config": TIED, "ranks": 2, "unpacked": True},
+    "tied, packed": {"config": TIED, "ranks": 2},
+    "two in place": {"config": GROUPED, "engines": 2, "unpacked": True},
 }
-"""By the name of the module."""
+MODULES: Mapping[str, tuple[str, ...]] = {
+    "test_adapters": ("adapters",),
+    "test_adapters_ranks": ("adapters on two ranks",),
+    "test_one_fleet": ("in buckets",),
+    "test_tensor_parallel": ("tied, packed",),
+    "test_layout_ranks": ("tied, in place",),
+    "test_experts": ("experts",),
+    "test_sharded_trainers": ("experts", "tied, in place", "two in place"),
+    "test_layout_refit": ("two in place",),
+}
+"""Which fleets a module wants, by the name of its file, in the order in which the modules run: few fleets are up at any time.
+
+The last one refits without the sync job, which would not know its engines again.
+"""
+
+
+class Fleets:
+    """The fleets that the modules of one run want, one use after another."""
+
+    def __init__(self, modules: Iterable[str], folders: pytest.TempPathFactory) -> None:
+        self._uses = [(module, name) for module in modules for name in MODULES[module]]
+        self._folders = folders
+        self._launched: dict[str, HostFleet] = {}
+        self._started: set[str] = set()
+
+    def ready(self, module: str, name: str) -> HostFleet:
+        """The fleet, all engines Ready, with a sync job of the policy that tests begin with.
+
+        Fleets without a later use have ended, and that of the next use is coming up: a start keeps one core busy, a test seldom two.
+        """
+        at = self._uses.index((module, name))
+        left = [each for _, each in self._uses[at:]]
+        for ended in self._launched.keys() - set(left):
+            self._launched.pop(ended).close()
+        for near in left[:2]:
+            if near not in self._launched:
+                folder = self._folders.mktemp(near.replace(", ", "-").replace(" ", "-"))
+                shape = dict(FLEETS[near])
+                self._launched[near] = HostFleet(folder, write_model(folder / "model", shape.pop("config")), **shape)
+        fleet = self._launched[name]
+        if name in self._started:
+            fleet.start_sync()
+        else:
+            self._started.add(name)
+            fleet.start()
+        return fleet
+
+    def close(self) -> None:
+        with ExitStack() as stack:
+            for fleet in self._launched.values():
+                stack.callback(fleet.close)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    order = {module: place for place, module in enumerate(MODULES)}
+    items.sort(key=lambda item: order.get(item.path.stem, -1))
 
 
 @pytest.fixture(scope="session")
-def launched(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, HostFleet]]:
-    """The fleets of the modules in this run, coming up side by side: one start keeps one core busy."""
-    wanted = sorted({item.path.stem for item in request.session.items} & FLEETS.keys())
-    fleets: dict[str, HostFleet] = {}
-    with ExitStack() as stack:
-        for name in wanted:
-            folder = tmp_path_factory.mktemp(name)
-            shape = dict(FLEETS[name])
-            fleets[name] = HostFleet(folder, write_model(folder / "model", shape.pop("config")), **shape)
-            stack.callback(fleets[name].close)
-        yield fleets
+def fleets(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleets]:
+    modules = dict.fromkeys(item.path.stem for item in request.session.items if item.path.stem in MODULES)
+    fleets = Fleets(modules, tmp_path_factory)
+    yield fleets
+    fleets.close()
 
 
 @pytest.fixture(scope="module")
-def fleet(request: pytest.FixtureRequest, launched: dict[str, HostFleet]) -> Iterator[HostFleet]:
-    """The module's fleet, all engines Ready."""
-    fleet = launched[request.path.stem]
-    fleet.start()
-    yield fleet
-    fleet.close()
+def fleet(request: pytest.FixtureRequest, fleets: Fleets) -> HostFleet:
+    """The module's only fleet, all engines Ready."""
+    (name,) = MODULES[request.path.stem]
+    return fleets.ready(request.path.stem, name)
 
 
 @pytest.fixture

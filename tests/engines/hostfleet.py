@@ -86,6 +86,8 @@ class Launched:
                 command, env={**os.environ, **environment}, stdout=output, stderr=subprocess.STDOUT
             )
         self._vllm: set[int] = set()
+        self.answered_by = ""
+        """The model that the last answer names."""
 
     @property
     def member(self) -> dict[str, Any]:
@@ -144,7 +146,9 @@ class Launched:
         )
         with urllib.request.urlopen(request, timeout=SOON_SECONDS) as response:
             version = int(response.headers["x-rolloutfleet-weight-version"])
-            return json.load(response)["choices"][0]["token_ids"], version
+            answer = json.load(response)
+            self.answered_by = answer["model"]
+            return answer["choices"][0]["token_ids"], version
 
     def vllm_processes(self) -> dict[int, str]:
         """Titles by process id of the processes below the launcher that are alive: those of the session it gave vLLM."""
@@ -197,6 +201,7 @@ class HostFleet:
             "--dtype=float32",
             "--enforce-eager",
             "--max-model-len=256",
+            "--num-gpu-blocks-override=64",
             *(["--enable-lora", f"--max-lora-rank={lora_rank}", "--max-loras=4"] if lora_rank else []),
             *(["--worker-extension-cls=tests.engines.unpacked.Unpacked"] if unpacked else []),
         ]

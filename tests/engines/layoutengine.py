@@ -5,7 +5,8 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from io import BytesIO
-from multiprocessing.connection import Client, Listener
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def manifest_of(tensors: Tensors) -> Manifest:
 
 
 class LayoutEngine:
-    """The engine of a model folder; ``unpacked`` keeps CPU linears from packing their weights, as a GPU's do not."""
+    """The engine of a model folder, coming up; ``unpacked`` keeps CPU linears from packing their weights, as a GPU's do not."""
 
     def __init__(self, folder: Path, *, dtype: str = "float32", ranks: int = 1, unpacked: bool = False) -> None:
         self.model = folder
@@ -35,18 +36,18 @@ class LayoutEngine:
         self.ranks = ranks
         self.unpacked = unpacked
         self.log = folder.parent / f"{folder.name}-{dtype}-{ranks}.log"
-        address = str(self.log.with_suffix(".socket"))
+        self._connection, theirs = Pipe()
         options = [str(folder), dtype, str(ranks), "tests.engines.unpacked.Unpacked" if unpacked else ""]
         environment = {**os.environ, **CPU_ENGINE, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HOME": str(folder.parent)}
-        with Listener(address, "AF_UNIX") as listener, self.log.open("w") as output:
+        with self.log.open("w") as output, theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.engines.layoutengine", address, *options],
+                [sys.executable, "-m", "tests.engines.layoutengine", str(theirs.fileno()), *options],
                 cwd=Path(__file__).parents[2],
                 env={**environment, "PYTHONPATH": str(Path(__file__).parents[2])},
+                pass_fds=[theirs.fileno()],
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
-            self._connection = listener.accept()
 
     def call(self, function: str, *arguments: Any) -> list[Any]:
         """What the function gives on each rank."""
@@ -61,22 +62,26 @@ class LayoutEngine:
         """Greedy tokens."""
         return self._ask("generate", prompt, (tokens,))
 
-    def close(self) -> None:
+    def hang_up(self) -> None:
+        """Let the process end, which takes seconds."""
         self._connection.close()
+
+    def close(self) -> None:
+        self.hang_up()
         self._process.wait(60)
 
     def _ask(self, kind: str, what: str, arguments: tuple[Any, ...]) -> Any:
         try:
             _send(self._connection, (kind, what, arguments))
             failed, answer = _receive(self._connection)
-        except EOFError:
+        except (EOFError, BrokenPipeError, ConnectionResetError):
             raise AssertionError(self.log.read_text()[-6000:]) from None
         assert not failed, answer
         return answer
 
 
-def main(address: str, folder: str, dtype: str, ranks: str, extension: str) -> None:
-    connection = Client(address, "AF_UNIX")
+def main(descriptor: str, folder: str, dtype: str, ranks: str, extension: str) -> None:
+    connection = Connection(int(descriptor))
     from tests.engines import layoutranks
     from vllm import LLM, SamplingParams
 
@@ -86,6 +91,7 @@ def main(address: str, folder: str, dtype: str, ranks: str, extension: str) -> N
         tensor_parallel_size=int(ranks),
         enforce_eager=True,
         max_model_len=256,
+        num_gpu_blocks_override=64,
         enable_prefix_caching=False,
         worker_extension_cls=extension,
     )

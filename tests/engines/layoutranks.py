@@ -1,7 +1,7 @@
 """What the layout tests do inside a rank's process; each function takes vLLM's worker first, and keeps what it finds on it."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict
 from typing import Any
 from unittest import mock
@@ -47,14 +47,44 @@ def load(worker: Any, tensors: Tensors) -> str:
     return live_digest(model)
 
 
+def processing(worker: Any, tensors: Tensors) -> dict[str, list[bool]]:
+    """For each module that a reload of all tensors, one by one, processes: each time, whether all that feeds it had come."""
+    model, sources = worker.model_runner.model, list(tensors.items())
+    capture(worker, manifest_of(tensors))
+    names = {id(module): name for name, module in model.named_modules()}
+    last = {name: source for source in range(len(sources)) for name in worker.captured.modules_of([source])}
+    came: list[str] = []
+    times: dict[str, list[bool]] = {}
+    reload = Reload(model, worker.vllm_config)
+
+    def counting(original: Callable[..., None]) -> Callable[..., None]:
+        def counted(self: Any, layer: torch.nn.Module) -> None:
+            name = names[id(layer)]
+            # A tied head has no tensor of its own, and is packed from the embedding at the end.
+            times.setdefault(name, []).append(len(came) > last.get(name, len(sources) - 1))
+            original(self, layer)
+
+        return counted
+
+    with ExitStack() as stack:
+        methods = (getattr(module, "quant_method", None) for module in model.modules())
+        for kind in {type(method) for method in methods if method is not None}:
+            original = kind.process_weights_after_loading
+            stack.enter_context(mock.patch.object(kind, "process_weights_after_loading", counting(original)))
+        for item in sources:
+            came.append(item[0])
+            reload.load(iter([item]))
+        reload.finish()
+    return times
+
+
 def calibrate(worker: Any, tensors: Tensors) -> Layout:
     """Capture, then a whole load with calibration."""
     model = worker.model_runner.model
     capture(worker, manifest_of(tensors))
     calibration = Calibration(model, worker.captured)
     reload = Reload(model, worker.vllm_config)
-    for name, tensor in tensors.items():
-        calibration.arrived(name, tensor)
+    calibration.arrived(list(tensors.items()))
     reload.load(iter(tensors.items()))
     reload.finish()
     worker.layout = calibration.finish()
@@ -83,7 +113,7 @@ def refit(worker: Any, tensors: Tensors, recalibrate: bool) -> tuple[str, list[s
     reload = PartialReload(model, worker.vllm_config, captured.modules_of(detours))
     for source in detours:
         item = list(tensors.items())[source]
-        calibration.arrived(*item)
+        calibration.arrived([item])
         reload.load(iter([item]))
         on_meta |= {name.rpartition(".")[0] for name, p in model.named_parameters() if p.is_meta}
     reload.finish()

@@ -1,9 +1,10 @@
 """One refit from this process, and the comparison of what engines then say with what transformers says."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
-from tests.engines.hostfleet import HostFleet
+from tests.engines.hostfleet import HostFleet, await_that
 from tests.engines.tinymodels import digest_of, greedy_tokens, make_model
 from transformers import PreTrainedModel
 
@@ -23,6 +24,16 @@ def refit(fleet: HostFleet, trainer: rolloutfleet.Fleet, tensors: Mapping[str, t
     assert result.tensors == len(tensors)
     assert result.members == tuple(engine.name for engine in fleet.engines)
     return result
+
+
+def told_of(fleet: HostFleet, result: RefitResult) -> dict[str, Any]:
+    """What the status says of this refit; it is written after the trainer has its result."""
+
+    def told() -> dict[str, Any] | None:
+        last = fleet.status().get("lastRefit")
+        return last if last and last["version"] == result.version else None
+
+    return await_that(f"the status tells of version {result.version}", told)
 
 
 def assert_generates(fleet: HostFleet, model: PreTrainedModel | int) -> None:

@@ -3,10 +3,11 @@
 import pytest
 import torch
 from tests.engines.hostfleet import SOON_SECONDS, HostFleet
-from tests.engines.refitting import assert_generates, refit
-from tests.engines.tinymodels import checkpoint_tensors, make_model, named_tensors
+from tests.engines.refitting import assert_generates, refit, told_of
+from tests.engines.tinymodels import checkpoint_tensors, make_model, named_tensors, vary_vectors
 
 import rolloutfleet
+from rolloutfleet.contract.policy import Transport
 
 GATE_UP = "model.layers.0.mlp.experts.gate_up_proj"
 ONE_EXPERT = "model.layers.1.mlp.experts.5.up_proj.weight"
@@ -54,3 +55,22 @@ def test_a_missing_or_misshapen_expert_is_named_and_the_engine_goes_on_serving(
     assert_generates(fleet, model)
     refit(fleet, trainer, checkpoint_tensors(make_model(fleet.model, 22)))
     assert_generates(fleet, 22)
+
+
+@pytest.mark.row("B16")
+@pytest.mark.scenario("F37")
+@pytest.mark.scenario("F38")
+def test_what_kernels_pack_takes_the_detour_in_every_refit_and_the_status_says_why(fleet: HostFleet):
+    fleet.start_sync(transport=Transport.LAYOUT)
+    with fleet.connect() as trainer:
+        for seed in (31, 32, 33):
+            model = vary_vectors(make_model(fleet.model, seed))
+            result = refit(fleet, trainer, named_tensors(model))
+            assert_generates(fleet, model)
+            told = told_of(fleet, result)
+            assert tuple(told["detours"]) == result.detours
+            assert (result.transport, result.staged) == (Transport.LAYOUT, False)
+    assert told["reason"].endswith("through vLLM's loader")
+    why = "\n".join(told["detours"])
+    assert "qkv_proj.weight: packed out of sight after loading" in why
+    assert "w13_weight: fused experts of backend CPU are not known to keep the loader's layout" in why

@@ -26,18 +26,32 @@ K_BIAS = "model.layers.0.self_attn.k_proj.bias"
 
 
 @pytest.fixture(scope="module")
-def dense(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LayoutEngine]:
-    engine = LayoutEngine(write_model(tmp_path_factory.mktemp("dense") / "model", GROUPED), unpacked=True)
-    yield engine
-    engine.close()
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, LayoutEngine]]:
+    """All of the module's, coming up side by side."""
+    shapes = {
+        "experts on one rank": (EXPERTS, {}),
+        "experts on two ranks": (EXPERTS, {"ranks": 2}),
+        "dense": (GROUPED, {"unpacked": True}),
+    }
+    launched = {
+        name: LayoutEngine(write_model(tmp_path_factory.mktemp("calibration") / "model", config), **options)
+        for name, (config, options) in shapes.items()
+    }
+    yield launched
+    for engine in launched.values():
+        engine.hang_up()
+    for engine in launched.values():
+        engine.close()
 
 
-@pytest.fixture(scope="module", params=[1, 2])
-def experts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LayoutEngine]:
-    folder = write_model(tmp_path_factory.mktemp("experts") / "model", EXPERTS)
-    engine = LayoutEngine(folder, ranks=request.param)
-    yield engine
-    engine.close()
+@pytest.fixture(scope="module")
+def dense(engines: dict[str, LayoutEngine]) -> LayoutEngine:
+    return engines["dense"]
+
+
+@pytest.fixture(scope="module", params=["one rank", "two ranks"])
+def experts(request: pytest.FixtureRequest, engines: dict[str, LayoutEngine]) -> LayoutEngine:
+    return engines[f"experts on {request.param}"]
 
 
 def tensors(engine: LayoutEngine, seed: int) -> dict[str, torch.Tensor]:
@@ -73,6 +87,8 @@ def test_a_load_that_is_not_prepacked_puts_every_expert_where_the_trace_says(exp
     experts.call("load", values)
 
 
+@pytest.mark.scenario("F39")
+@pytest.mark.row("B16")
 @pytest.mark.scenario("F37")
 @pytest.mark.scenario("F38")
 def test_two_partial_reloads_of_prepacked_experts_give_transformers_tokens(experts: LayoutEngine):
@@ -87,6 +103,7 @@ def sum_of(counts: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     return {name: torch.stack([each[name] for each in counts]).sum(0) for name in counts[0]}
 
 
+@pytest.mark.scenario("F39")
 @pytest.mark.scenario("F40")
 def test_a_parameter_that_post_processing_permutes_does_not_calibrate(dense: LayoutEngine):
     values = tensors(dense, 6)
@@ -152,6 +169,7 @@ def test_an_engine_that_balances_experts_is_refused(dense: LayoutEngine):
     assert message.startswith("the engine balances experts (enable_eplb)")
 
 
+@pytest.mark.row("A-U9")
 @pytest.mark.row("A40")
 @pytest.mark.scenario("F42")
 def test_an_8_bit_cache_needs_the_scales_of_keys_and_values_from_the_trainer(dense: LayoutEngine):

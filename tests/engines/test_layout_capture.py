@@ -33,12 +33,30 @@ SHAPES = {
 }
 
 
+@pytest.fixture(scope="module")
+def engines() -> Iterator[dict[str, LayoutEngine]]:
+    """Those that are up or coming up, by shape."""
+    launched: dict[str, LayoutEngine] = {}
+    yield launched
+    for engine in launched.values():
+        engine.hang_up()
+    for engine in launched.values():
+        engine.close()
+
+
 @pytest.fixture(scope="module", params=SHAPES)
-def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LayoutEngine]:
-    config, options = SHAPES[request.param]
-    engine = LayoutEngine(write_model(tmp_path_factory.mktemp("layout") / "model", config), **options)
-    yield engine
-    engine.close()
+def engine(
+    request: pytest.FixtureRequest, engines: dict[str, LayoutEngine], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LayoutEngine]:
+    names = list(SHAPES)
+    at = names.index(request.param)
+    # The next one comes up meanwhile: a start keeps one core busy.
+    for name in names[at : at + 2]:
+        if name not in engines:
+            config, options = SHAPES[name]
+            engines[name] = LayoutEngine(write_model(tmp_path_factory.mktemp("layout") / "model", config), **options)
+    yield engines[request.param]
+    engines[request.param].hang_up()
 
 
 def tensors(engine: LayoutEngine, seed: int) -> dict[str, torch.Tensor]:
@@ -111,6 +129,7 @@ def test_ranks_together_take_each_element_of_each_source_equally_often(engine: L
         assert {"model.norm.weight"} <= set(replicated) < placed[0].keys() - detoured
 
 
+@pytest.mark.row("A-U9")
 @pytest.mark.scenario("F37")
 @pytest.mark.scenario("F38")
 @pytest.mark.scenario("F41")
@@ -123,6 +142,13 @@ def test_refits_in_a_row_by_the_layout_give_transformers_tokens_and_the_bytes_of
         assert engine.dtype == "bfloat16" or same_tokens(engine, seed)
         assert engine.call("load", tensors(engine, seed)) == refitted
         assert refitted != engine.call("load", tensors(engine, seed + 1))
+
+
+@pytest.mark.row("B15")
+def test_each_module_is_processed_once_in_a_load_and_only_when_all_its_tensors_have_come(engine: LayoutEngine):
+    for processed in engine.call("processing", tensors(engine, 10)):
+        assert {"model.layers.0.self_attn.qkv_proj", "model.layers.1.self_attn.o_proj"} <= processed.keys()
+        assert {name: times for name, times in processed.items() if times != [True]} == {}
 
 
 def test_a_partial_reload_puts_no_other_module_on_meta(engine: LayoutEngine):

@@ -7,34 +7,57 @@ from pathlib import Path
 import pytest
 from tests.engines.driving import SECONDS, Epoch, Refused, call
 from tests.engines.hostfleet import HostFleet, Launched, await_that
-from tests.engines.refitting import PROMPTS, TOKENS
+from tests.engines.refitting import PROMPTS, TOKENS, assert_generates, refit, told_of
 from tests.engines.tinymodels import greedy_tokens, make_model, named_tensors
 
 from rolloutfleet.contract.policy import Transport, Wire
-from rolloutfleet.contract.worker import WorkerState
+from rolloutfleet.contract.worker import Locality, WorkerState
+
+
+def test_auto_takes_the_memory_that_trainer_and_engines_share(fleet: HostFleet):
+    fleet.start_sync(transport=Transport.AUTO)
+    with fleet.connect() as trainer:
+        results = []
+        for seed in (1, 2):
+            results.append(refit(fleet, trainer, named_tensors(make_model(fleet.model, seed))))
+            assert_generates(fleet, seed)
+    assert {result.transport for result in results} == {Transport.COLOCATED}
+    assert results[1].staged
+    reason = "Colocated through shared memory: trainer and engines share the memory of one host"
+    assert results[1].reason == told_of(fleet, results[1])["reason"] == reason
+
+
+def test_auto_sends_by_layout_from_a_host_whose_memory_engines_do_not_see(
+    fleet: HostFleet, monkeypatch: pytest.MonkeyPatch
+):
+    elsewhere = Locality(host="another boot/another namespace", memory="another boot/another namespace/another mount")
+    monkeypatch.setattr("rolloutfleet.session.locality", lambda: elsewhere)
+    fleet.start_sync(transport=Transport.AUTO)
+    with fleet.connect() as trainer:
+        result = refit(fleet, trainer, named_tensors(make_model(fleet.model, 3)))
+    assert_generates(fleet, 3)
+    assert (result.transport, result.staged) == (Transport.LAYOUT, True)
+    assert result.reason == told_of(fleet, result)["reason"]
+    assert result.reason == "Layout over Gloo: trainer and engines share no memory"
 
 
 @pytest.fixture(scope="module")
-def engines(launched: dict[str, HostFleet]) -> Iterator[HostFleet]:
+def engines(fleet: HostFleet) -> HostFleet:
     """The module's engines without a sync job: the tests make its calls."""
-    fleet = launched["test_layout_refit"]
-    for engine in fleet.engines:
-        engine.await_started()
-        call(engine, "admit", epoch=0, version=0)
-        engine.await_ready()
-    yield fleet
-    fleet.close()
+    fleet.stop_sync()
+    return fleet
 
 
 @pytest.fixture
 def epoch(engines: HostFleet) -> Iterator[Epoch]:
-    joined = Epoch(engines.engines)
+    joined = Epoch(engines.engines, after=seen(engines))
     yield joined
     joined.close()
 
 
-def version_of(engines: HostFleet) -> int:
-    return engines.next_version()
+def seen(engines: HostFleet) -> int:
+    """The epoch that no engine's calls may be behind."""
+    return max(engine.report().epoch for engine in engines.engines)
 
 
 def assert_says(engines: HostFleet, seed: int, version: int, only: Launched | None = None) -> None:
@@ -47,7 +70,7 @@ def assert_says(engines: HostFleet, seed: int, version: int, only: Launched | No
 
 def calibrated(engines: HostFleet, epoch: Epoch, seed: int) -> int:
     """The version of a refit after which every rank knows what it may write in place."""
-    version = version_of(engines)
+    version = engines.next_version()
     epoch.refit(named_tensors(make_model(engines.model, seed)), version)
     return version
 
@@ -57,8 +80,9 @@ def test_the_first_refit_goes_through_the_loader_and_the_next_ones_straight_into
 ):
     placed = []
     for seed in (11, 12, 13):
-        tensors = named_tensors(make_model(engines.model, seed))
-        version = version_of(engines)
+        # No engine has seen this order, which makes a manifest of its own.
+        tensors = dict(reversed(named_tensors(make_model(engines.model, seed)).items()))
+        version = engines.next_version()
         placed.append([layout["placedBytes"] for layout in epoch.check(tensors)])
         reports = epoch.refit(tensors, version)
         assert_says(engines, seed, version)
@@ -82,7 +106,7 @@ def test_a_staged_version_is_swapped_in_under_load_and_no_request_fails(engines:
     clients = [threading.Thread(target=ask, args=(engine,)) for engine in engines.engines for _ in range(2)]
     for client in clients:
         client.start()
-    after = version_of(engines)
+    after = engines.next_version()
     try:
         await_that("requests are answered", lambda: len(answers) >= 4)
         epoch.transfer(tensors, after, staged=True)
@@ -111,13 +135,26 @@ def test_a_staged_version_is_swapped_in_under_load_and_no_request_fails(engines:
     assert_says(engines, 22, after)
 
 
+@pytest.mark.scenario("F36")
+def test_pausing_and_resuming_twice_changes_nothing_and_blocks_nobody(engines: HostFleet, epoch: Epoch):
+    version = calibrated(engines, epoch, 25)
+    for verb, body, state in (
+        ("pause", {"mode": "Keep", "deadlineSeconds": SECONDS}, "Paused"),
+        ("pause", {"mode": "Wait", "deadlineSeconds": SECONDS}, "Paused"),
+        ("resume", {}, "Serving"),
+        ("resume", {}, "Serving"),
+    ):
+        assert [report["state"] for report in epoch.all(verb, **body)] == [state] * 2
+    assert_says(engines, 25, version)
+
+
 def test_staged_refits_in_a_row_use_one_buffer(engines: HostFleet, epoch: Epoch):
     calibrated(engines, epoch, 31)
     tensors = named_tensors(make_model(engines.model, 32))
     epoch.check(tensors)
     epoch.prepare(tensors, staged=True)
     for seed in (32, 33, 34):
-        version = version_of(engines)
+        version = engines.next_version()
         epoch.transfer(named_tensors(make_model(engines.model, seed)), version, staged=True)
         epoch.all("commit", version=version, cache="Reset")
         assert_says(engines, seed, version)
@@ -128,7 +165,7 @@ def test_an_aborted_staged_version_is_forgotten_and_the_old_one_serves_on(engine
     tensors = named_tensors(make_model(engines.model, 42))
     epoch.check(tensors)
     epoch.prepare(tensors, staged=True)
-    epoch.transfer(tensors, version_of(engines), staged=True)
+    epoch.transfer(tensors, engines.next_version(), staged=True)
     epoch.all("abort", reason="the trainer thinks better of it")
     for engine in engines.engines:
         with pytest.raises(Refused, match="StaleVersion"):
@@ -139,8 +176,8 @@ def test_an_aborted_staged_version_is_forgotten_and_the_old_one_serves_on(engine
 def test_a_late_engine_borrows_what_a_serving_one_holds(engines: HostFleet, epoch: Epoch):
     lender, borrower = engines.engines
     calibrated(engines, epoch, 51)
-    ahead = Epoch([lender])
-    version = version_of(engines)
+    ahead = Epoch([lender], after=seen(engines))
+    version = engines.next_version()
     ahead.refit(named_tensors(make_model(engines.model, 52)), version)
     ahead.close()
     call(borrower, "admit", epoch=ahead.number, version=version)
@@ -169,12 +206,12 @@ def test_a_late_engine_borrows_what_a_serving_one_holds(engines: HostFleet, epoc
 @pytest.mark.row("B22")
 @pytest.mark.scenario("F58")
 def test_engines_copy_out_of_memory_that_the_trainer_shows_and_that_changes_after_the_refit(engines: HostFleet):
-    epoch = Epoch(engines.engines, Wire.MEMORY, Transport.COLOCATED)
+    epoch = Epoch(engines.engines, Wire.MEMORY, Transport.COLOCATED, after=seen(engines))
     kept = named_tensors(make_model(engines.model, 60))
     for seed in (61, 62, 63):
         for name, tensor in named_tensors(make_model(engines.model, seed)).items():
             kept[name].copy_(tensor)
-        version = version_of(engines)
+        version = engines.next_version()
         epoch.refit(kept, version)
         # Whatever the trainer does to its tensors after the last answer must not reach an engine.
         for tensor in kept.values():
@@ -182,7 +219,7 @@ def test_engines_copy_out_of_memory_that_the_trainer_shows_and_that_changes_afte
         assert_says(engines, seed, version)
     assert sum(layout["detouredBytes"] for layout in epoch.layouts) == 0
     epoch.prepare(kept, staged=True)
-    version = version_of(engines)
+    version = engines.next_version()
     epoch.transfer(named_tensors(make_model(engines.model, 64)), version, staged=True)
     assert_says(engines, 63, version - 1)
     epoch.all("commit", version=version, cache="Reset")
@@ -198,7 +235,7 @@ def test_fifty_refits_leave_memory_as_it_was(engines: HostFleet, epoch: Epoch):
     epoch.prepare(tensors, staged=True)
     sizes = []
     for round_ in range(50):
-        version = version_of(engines)
+        version = engines.next_version()
         epoch.transfer(tensors, version, staged=True)
         epoch.all("commit", version=version, cache="Reset")
         if round_ >= 9:

@@ -25,6 +25,8 @@ REPOSITORY = Path(__file__).parents[2]
 TRANSFER_SECONDS = 5
 
 
+@pytest.mark.row("B12")
+@pytest.mark.row("B-C6")
 @pytest.mark.row("A35")
 @pytest.mark.row("A38")
 @pytest.mark.scenario("F46")
@@ -93,6 +95,8 @@ WRONG = [
 ]
 
 
+@pytest.mark.row("B09")
+@pytest.mark.scenario("F41")
 @pytest.mark.row("A37")
 def test_wrong_manifests_are_named_and_the_engines_go_on_serving(fleet: HostFleet, trainer: rolloutfleet.Fleet):
     model = make_model(fleet.model, 31)

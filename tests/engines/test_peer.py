@@ -1,10 +1,12 @@
 """Lending and borrowing between two processes, without an engine around them."""
 
+import itertools
 import multiprocessing
 import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 import pytest
@@ -16,8 +18,9 @@ from rolloutfleet.transport.store import connect_store, host_store
 from rolloutfleet_worker.rank import peer
 
 CPU = torch.device("cpu")
-LARGE = 40_000_000
-"""Elements that take a second or so, long enough to be interrupted."""
+SECONDS = 60.0
+LARGE = 20_000_000
+"""Elements of several groups."""
 
 
 def tensors(seed: int, elements: int = 1000) -> list[torch.Tensor]:
@@ -27,7 +30,7 @@ def tensors(seed: int, elements: int = 1000) -> list[torch.Tensor]:
         torch.randn(3, 5, generator=generator).to(torch.bfloat16),
         torch.randn(7, 4, generator=generator).t(),
         torch.randn(1, generator=generator)[0],
-        torch.randint(0, 255, (70_000_001,), generator=generator, dtype=torch.uint8)[:elements],
+        torch.randint(0, 255, (elements | 1,), generator=generator, dtype=torch.uint8),
     ]
 
 
@@ -48,6 +51,16 @@ def borrow_once(port: int, told: Connection, elements: int, ranks: int) -> None:
         told.send((digest, nbytes, [torch.equal(a, b) for a, b in zip(mine, lent, strict=True)]))
 
 
+def lend_once(told: Connection, elements: int) -> None:
+    """In a process of its own: tells where it is found, and lends."""
+    listening = hold_listening_socket("127.0.0.1")
+    port = listening.getsockname()[1]
+    pair = peer.Pair(host_store(listening, 30), 0, peer.LENDER)
+    lent = tensors(0, elements)
+    told.send(port)
+    peer.lend(pair, lent, "digest", Wire.GLOO, CPU, time.monotonic() + 60)
+
+
 class Borrower:
     def __init__(self, elements: int = 1000, ranks: int = 1) -> None:
         listening = hold_listening_socket("127.0.0.1")
@@ -60,7 +73,7 @@ class Borrower:
         theirs.close()
 
     def hear(self):
-        assert self.told.poll(60)
+        assert self.told.poll(SECONDS)
         return self.told.recv()
 
     def close(self) -> None:
@@ -81,18 +94,35 @@ def borrowers():
         borrower.close()
 
 
-def noticed_pair(borrower: Borrower) -> tuple[peer.Pair, threading.Event]:
-    """The lender's side, and an event for the moment when both are connected."""
-    pair, formed = peer.Pair(borrower.store, 0, peer.LENDER), threading.Event()
+def when_half_way(pair: peer.Pair, verb: str, act: Callable[[], None]) -> None:
+    """Has the pair do this after the first group of chunks and before the second."""
     form = pair.form
 
-    def noticed(*arguments):
+    def forming(*arguments):
         group = form(*arguments)
-        formed.set()
+        move, calls = getattr(group, verb), itertools.count(1)
+
+        def counted(*each):
+            if next(calls) == 2:
+                act()
+            move(*each)
+
+        setattr(group, verb, counted)
         return group
 
-    pair.form = noticed
-    return pair, formed
+    pair.form = forming
+
+
+class Clock:
+    """When something was done."""
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        self._act = act
+        self.at = 0.0
+
+    def __call__(self) -> None:
+        self._act()
+        self.at = time.monotonic()
 
 
 def test_ranks_of_one_number_meet_and_every_byte_arrives(borrowers):
@@ -108,44 +138,57 @@ def test_ranks_of_one_number_meet_and_every_byte_arrives(borrowers):
         assert equal == [True] * 5
 
 
+@pytest.mark.scenario("F60")
 def test_a_borrower_that_is_killed_frees_the_lender_within_five_seconds(borrowers):
     borrower = borrowers(elements=LARGE)
-    pair, formed = noticed_pair(borrower)
-    killed_at = []
-
-    def kill():
-        formed.wait(30)
-        os.kill(borrower.process.pid, signal.SIGKILL)
-        killed_at.append(time.monotonic())
-
-    killer = threading.Thread(target=kill)
-    killer.start()
+    pair, killed = peer.Pair(borrower.store, 0, peer.LENDER), Clock(borrower.process.kill)
+    when_half_way(pair, "send", killed)
     with pytest.raises(OSError, match=r"lost"):
-        peer.lend(pair, tensors(0, LARGE), "digest", Wire.GLOO, CPU, time.monotonic() + 60)
-    killer.join()
-    assert time.monotonic() - killed_at[0] < 5
+        peer.lend(pair, tensors(0, LARGE), "digest", Wire.GLOO, CPU, time.monotonic() + SECONDS)
+    assert time.monotonic() - killed.at < 5
+
+
+@pytest.mark.scenario("F60")
+def test_a_lender_that_is_killed_frees_the_borrower_within_five_seconds():
+    context = multiprocessing.get_context("spawn")
+    told, theirs = context.Pipe()
+    lender = context.Process(target=lend_once, args=(theirs, LARGE))
+    lender.start()
+    try:
+        assert told.poll(SECONDS)
+        pair = peer.Pair(connect_store("127.0.0.1", told.recv(), 30), 0, peer.BORROWER)
+        killed = Clock(lender.kill)
+        when_half_way(pair, "receive", killed)
+        with pytest.raises(OSError, match=r"lost"):
+            peer.borrow(pair, tensors(99, LARGE), Wire.GLOO, CPU, time.monotonic() + SECONDS)
+        assert time.monotonic() - killed.at < 5
+    finally:
+        lender.kill()
+        lender.join()
 
 
 def test_a_lender_that_lets_go_frees_both_within_five_seconds(borrowers):
     borrower = borrowers(elements=LARGE)
-    pair, formed = noticed_pair(borrower)
+    pair = peer.Pair(borrower.store, 0, peer.LENDER)
     assert borrower.hear() == "ready"
-    ended_at = []
+    ended = Clock(lambda: pair.end("told to let go"))
 
-    def end():
-        formed.wait(30)
-        pair.end("told to let go")
-        ended_at.append(time.monotonic())
+    def end() -> None:
+        ended()
+        os.kill(borrower.process.pid, signal.SIGCONT)
 
-    ender = threading.Thread(target=end)
-    ender.start()
+    def stop() -> None:
+        # A borrower that stands still takes nothing more, so that the lender waits in the middle of a send.
+        os.kill(borrower.process.pid, signal.SIGSTOP)
+        threading.Timer(0.2, end).start()
+
+    when_half_way(pair, "send", stop)
     with pytest.raises(OSError, match=r"ended|aborted|cancelled"):
-        peer.lend(pair, tensors(0, LARGE), "digest", Wire.GLOO, CPU, time.monotonic() + 60)
-    ender.join()
-    assert time.monotonic() - ended_at[0] < 5
+        peer.lend(pair, tensors(0, LARGE), "digest", Wire.GLOO, CPU, time.monotonic() + SECONDS)
+    assert time.monotonic() - ended.at < 5
     name, heard_at = borrower.hear()
     assert name in {"ConnectionError", "ConnectionAbortedError"}
-    assert heard_at - ended_at[0] < 5
+    assert heard_at - ended.at < 5
 
 
 def test_a_borrower_that_never_comes_is_waited_for_until_the_deadline():

@@ -7,7 +7,6 @@ from rolloutfleet.contract.manifest import Manifest, TensorSpec
 from rolloutfleet.layout import Block, Layout, Parameter, Placement, build_layout
 from rolloutfleet_worker.rank import staging
 from rolloutfleet_worker.rank.link import RankError
-from rolloutfleet_worker.rank.room import _available_bytes
 from rolloutfleet_worker.rank.staging import Staging
 
 CPU = torch.device("cpu")
@@ -70,7 +69,3 @@ def test_a_buffer_is_used_again_for_the_same_layout_and_addresses_alone():
 
 def test_neighbours_are_copied_together():
     assert staging._placed_runs(layout_of()) == [("qk", Block.contiguous(0, 36)), ("half", Block.contiguous(0, 16))]
-
-
-def test_free_memory_is_read_from_the_kernels_own_word():
-    assert _available_bytes("MemTotal:  100 kB\nMemFree:  10 kB\nMemAvailable:   50 kB\nHugePages_Total:  0\n") == 51200

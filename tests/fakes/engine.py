@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
+from rolloutfleet.contract.adapter import AdapterSpec, HeldAdapter, manifest_key
 from rolloutfleet.contract.manifest import Manifest
 from rolloutfleet.contract.members import Member
 from rolloutfleet.contract.policy import PauseMode, Transport
@@ -19,6 +20,7 @@ from rolloutfleet_worker.podbase import Swapped
 from rolloutfleet_worker.ranks import RankFailedError
 
 SWAP_SECONDS = 0.004
+ADAPTER_SECONDS = 0.002
 
 
 class FakeVllm:
@@ -52,6 +54,17 @@ class FakeVllm:
         engine.weights, engine.staged_weights, self.stale_cache = engine.staged_weights, None, True
         return Swapped(await self.reset_cache(deadline_seconds) if reset_cache else None, SWAP_SECONDS)
 
+    async def serve_adapter(self, name: str, version: int, deadline_seconds: float) -> float:
+        engine = self._engine
+        if engine.staged_weights is not None:
+            engine.weights, engine.staged_weights = engine.staged_weights, None
+        engine.adapters[name] = version
+        return ADAPTER_SECONDS
+
+    async def withdraw_adapters(self, names: Sequence[str], deadline_seconds: float) -> None:
+        for name in names:
+            del self._engine.adapters[name]
+
     async def refuses_sleep(self, deadline_seconds: float) -> str:
         return self._engine.sleep_refusal
 
@@ -73,6 +86,7 @@ class FakeRanks:
         self._engine = engine
         self._transport = ""
         self._let_go: asyncio.Event | None = None
+        self._adapters: dict[str, AdapterSpec] = {}
         self.arrival: asyncio.Future[str] | None = None
         self.began = asyncio.Event()
         """Set once a transfer waits for its end."""
@@ -116,17 +130,29 @@ class FakeRanks:
                 port = 1024 + next(self._ports) % 60000
                 self._lenders[port] = engine
                 return {"host": "127.0.0.1", "port": port}
-            case "free":
+            case "free" | "unmap":
                 return {}
         raise AssertionError(f"ranks know no order {op}")
 
     def _check(self, rank: int, body: dict[str, Any]) -> dict[str, Any]:
         model = self._engine.tensors
+        if body["adapter"] is not None:
+            return self._check_adapter(body)
         sent = {tensor["name"] for tensor in body["manifest"]["tensors"]}
         missing, extra = ([], []) if model is None else (sorted(model - sent), sorted(sent - model))
         self._manifest = Manifest.model_validate(body["manifest"])
         faults = {"missing": missing, "extra": extra, "misshapen": [], "consumed": {}}
         return faults | {"layout": self._layout(rank)}
+
+    def _check_adapter(self, body: dict[str, Any]) -> dict[str, Any]:
+        spec = AdapterSpec.model_validate(body["adapter"])
+        self._manifest = Manifest.model_validate(body["manifest"])
+        self._adapters[manifest_key(self._manifest.digest(), spec)] = spec
+        faults: dict[str, Any] = {"missing": [], "extra": [], "misshapen": [], "consumed": {}}
+        nbytes = self._manifest.nbytes
+        return faults | {
+            "layout": {"digest": "file", "shape": "", "placed_bytes": 0, "detoured_bytes": nbytes, "room_bytes": 0}
+        }
 
     def _layout(self, rank: int) -> dict[str, Any]:
         placed = self._engine.calibrated
@@ -159,6 +185,10 @@ class FakeRanks:
             engine.staged_weights = (version, digest)
         else:
             engine.weights = (version, digest)
+        adapter = self._adapters.get(bodies[0]["manifest_digest"])
+        if adapter is not None:
+            held = HeldAdapter(spec=adapter, version=version, nbytes=1, sha256=digest).model_dump(mode="json")
+            return {rank: self._received(rank, digest, learned=False) | {"adapter": held} for rank in bodies}
         learned = Transport(self._transport).by_layout and not engine.calibrated
         engine.calibrated = engine.calibrated or learned
         return {rank: self._received(rank, digest, learned=learned) for rank in bodies}
@@ -192,6 +222,9 @@ class FakeRanks:
     def let_go(self) -> None:
         if self._let_go is not None:
             self._let_go.set()
+
+    async def let_go_all(self) -> None:
+        self.let_go()
 
     async def abort_all(self) -> None:
         self.let_go()
@@ -230,6 +263,8 @@ class FakeEngine:
     """Version and digest of what is in memory; None while it is a mixture."""
     staged_weights: tuple[int, str] | None = None
     """Version and digest of what lies in the second buffer."""
+    adapters: dict[str, int] = field(default_factory=dict)
+    """By name of each adapter that requests may ask for, its version."""
     calls: list[tuple[str, Call]] = field(default_factory=list)
 
     def __post_init__(self):
@@ -266,7 +301,7 @@ class FakeEngine:
     async def handle(self, call: Call) -> Any:
         """The launcher's answer; raises ProblemError as it answers a problem. A receive ends with the transfer."""
         name = type(call).__name__
-        verb = "reset_cache" if name == "ResetCache" else name.lower()
+        verb = {"ResetCache": "reset_cache", "LetGo": "let_go"}.get(name, name.lower())
         self.calls.append((name, call))
         return await getattr(self._pod, verb)(call)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fakes.engine import FakeEngine
+from rolloutfleet.contract.adapter import AdapterSpec, manifest_key
 from rolloutfleet.contract.manifest import Manifest, TensorSpec
 from rolloutfleet.contract.members import Member, Roster
 from rolloutfleet.contract.policy import CachePolicy, RefitDeadlines, RefitPolicy, Transport
@@ -288,9 +289,16 @@ class Simulation:
         values = {"trainer": f"trainer-{session}", "rendezvous": Rendezvous(host="10.1.1.1", port=29500)} | fields
         self.apply(events.SessionOpened(session, OpenSession(**values)))
 
-    def request(self, version: int, refit: str = "r1", session: str = "s1", manifest: Manifest = MANIFEST) -> None:
-        message = RequestRefit(version=version, manifest=manifest)
-        self.apply(events.RefitRequested(refit, session, message, manifest.digest()))
+    def request(
+        self,
+        version: int,
+        refit: str = "r1",
+        session: str = "s1",
+        manifest: Manifest = MANIFEST,
+        adapter: AdapterSpec | None = None,
+    ) -> None:
+        message = RequestRefit(version=version, manifest=manifest, adapter=adapter)
+        self.apply(events.RefitRequested(refit, session, message, manifest_key(manifest.digest(), adapter)))
 
     def view(self, refit: str = "r1") -> RefitView:
         return view_refit(self.state, refit, self.now)
@@ -321,9 +329,16 @@ class Simulation:
     def fail(self, refit: str = "r1") -> None:
         self.apply(events.TrainerHasFailed(refit, TrainerFailed(epoch=self.view(refit).epoch, message="out of memory")))
 
-    def run_refit(self, version: int, refit: str = "r1", session: str = "s1") -> RefitView:
+    def run_refit(
+        self,
+        version: int,
+        refit: str = "r1",
+        session: str = "s1",
+        adapter: AdapterSpec | None = None,
+        manifest: Manifest = MANIFEST,
+    ) -> RefitView:
         """A whole refit in which nothing goes wrong."""
-        self.request(version, refit, session)
+        self.request(version, refit, session, manifest, adapter)
         for _ in range(40):
             self.settle()
             view = self.view(refit)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from rolloutfleet.channel import Target
+from rolloutfleet.contract.adapter import AdapterSpec
 from rolloutfleet.contract.manifest import Manifest, TensorSpec
 from rolloutfleet.contract.policy import Transport, Wire
 from rolloutfleet.contract.problems import Problem, ProblemCode
@@ -57,8 +58,9 @@ FLEET = FleetView(
 class FakeSource:
     """Tensors of one element, of which the rank holds all that it names, or none."""
 
-    def __init__(self, *names: str, held: bool = True, broken: Exception | None = None) -> None:
+    def __init__(self, *names: str, held: bool = True, broken: Exception | None = None, gpu: int | None = None) -> None:
         self._names = names
+        self._gpu = gpu
         self._held = held
         self._broken = broken
         self.bound: Manifest | None = None
@@ -71,8 +73,11 @@ class FakeSource:
     def bind(self, manifest: Manifest) -> None:
         self.bound = manifest
 
-    def gpu(self) -> None:
-        return None
+    def gpu(self) -> int | None:
+        return self._gpu
+
+    def shareable(self) -> bool:
+        return True
 
     def addresses(self) -> tuple[Any, ...]:
         return self._names, self._held
@@ -100,6 +105,8 @@ class FakeDelivery:
         self._team = team
         self._rank = rank
         self.ended = threading.Event()
+
+    def aim(self, cargo: Cargo) -> None: ...
 
     def prepare(self, order: TrainerPrepare, cargo: Cargo, cancelled: threading.Event) -> None:
         self._team.note(self._rank, "prepare", cargo)
@@ -217,6 +224,8 @@ class ThreadTeam:
         self.cargoes: list[Cargo] = []
         self.places: list[RankPlace] = []
         self.sessions = 0
+        self.gpus: list[int | None] = []
+        """On which rank 0's tensors lay, by session."""
         self.published: list[Holdings] = []
         self.on_send: dict[int, Callable[[FakeDelivery], None]] = {}
         self._guard = threading.Lock()
@@ -235,10 +244,12 @@ class ThreadTeam:
             if cargo is not None:
                 self.cargoes.append(cargo)
 
-    def start(self, rank: int, source: Any, version: int = 1, timeout: float = 20.0) -> Future:
+    def start(
+        self, rank: int, source: Any, version: int = 1, timeout: float = 20.0, adapter: AdapterSpec | None = None
+    ) -> Future:
         """One rank's refit, in a thread of its own."""
         trainer = (self.leading, *self.following)[rank]
-        return self._threads.submit(trainer.refit, source, version, timeout, None)
+        return self._threads.submit(trainer.refit, source, version, timeout, None, adapter)
 
     def refit(self, *sources: Any, version: int = 1, timeout: float = 20.0) -> list[RefitResult | BaseException]:
         """What ``refit`` returns or raises on every rank."""
@@ -257,9 +268,10 @@ class ThreadTeam:
         return FakeDelivery(self, seat.rank)
 
     def _open_session(
-        self, channel: Any, fleet: FleetView, identity: Any, gpu: int | None, others: list[RankPlace]
+        self, channel: Any, fleet: FleetView, identity: Any, gpu: int | None, shareable: bool, others: list[RankPlace]
     ) -> Session:
         self.sessions += 1
+        self.gpus.append(gpu)
         self.places = others
         seat = Seat(store=None, session=f"s{self.sessions}", rank=0, ranks=3, gpu=None)
         view = SessionView(session=seat.session, lease_seconds=600, fleet=fleet)

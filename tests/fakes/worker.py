@@ -20,6 +20,7 @@ from rolloutfleet.contract.worker import (
     Commit,
     Join,
     Lend,
+    LetGo,
     Pause,
     Prepare,
     Receive,
@@ -43,6 +44,7 @@ VERBS: dict[str, type[Call]] = {
     "sleep": Sleep,
     "wake": Wake,
     "lend": Lend,
+    "let-go": LetGo,
     "borrow": Borrow,
 }
 

@@ -185,7 +185,7 @@ def run(name: str, small: bool) -> dict[str, Any]:
         reload = Reload(model, settings)
         for item in tensors.items():
             if calibration is not None:
-                calibration.arrived(*item)
+                calibration.arrived([item])
         reload.load(iter(tensors.items()))
         reload.finish()
 

@@ -200,6 +200,7 @@ def trainer(options: argparse.Namespace) -> int:
         for source, spec in enumerate(side.manifest.tensors)
     }
     source = NamedTensors(tensors)
+    source.bind(side.manifest)
     layouts = dict.fromkeys(range(1, options.world), side.layout)
 
     def pusher_of(route: Route | None) -> Pusher:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from rolloutfleet.contract.adapter import HeldAdapter
 from rolloutfleet.contract.problems import ProblemCode
-from rolloutfleet.contract.worker import Check, Commit, CommitReport
+from rolloutfleet.contract.worker import Check, Commit, CommitReport, WorkerState
 from rolloutfleet_worker.podbase import ENGINE_CALL_SECONDS, PodBase
 from rolloutfleet_worker.wire import Frame
 
@@ -73,5 +73,6 @@ class AdapterVerbs(PodBase):
         seconds = await self._serve_arrived(call.version)
         self.fence = self.fence.adapter_committed(call.version)
         await self._publish_door(self.fence)
-        self._release_hold()
+        if self.fence.state is WorkerState.SERVING:
+            self._release_hold()
         return CommitReport(version=call.version, cache_reset=None, state=self.fence.state, pause_seconds=seconds)

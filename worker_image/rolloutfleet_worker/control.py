@@ -19,6 +19,7 @@ from rolloutfleet.contract.worker import (
     Commit,
     Join,
     Lend,
+    LetGo,
     Pause,
     Prepare,
     Receive,
@@ -86,6 +87,7 @@ def make_application(pod: EnginePod, token: str, live: Callable[[], str]) -> web
             web.post(f"{worker}/sleep", verb(Sleep, pod.sleep)),
             web.post(f"{worker}/wake", verb(Wake, pod.wake)),
             web.post(f"{worker}/lend", verb(Lend, pod.lend)),
+            web.post(f"{worker}/let-go", verb(LetGo, pod.let_go)),
             web.post(f"{worker}/borrow", verb(Borrow, pod.borrow)),
         ]
     )

@@ -147,7 +147,7 @@ class Fence:
         else:
             self._require("receive", {WorkerState.PAUSED, WorkerState.DIRTY, WorkerState.ASLEEP})
             self._require_weights("receive")
-            self._require_not_lending("receive")
+        self._require_not_lending("receive beside the live weights" if staged else "receive")
         self._require_joined()
         self._require_nothing_beside("receive")
         if staged:
@@ -174,7 +174,6 @@ class Fence:
         if self.holds(version) or (self.state is WorkerState.RECEIVED and self.version_in_flight == version):
             return self
         if self.swaps_for(version):
-            self._require_not_lending("commit of a staged version")
             return self
         held = f"version {self.version_in_flight or self.version} in state {self.state}"
         if self.beside is Beside.ARRIVING:
@@ -280,13 +279,14 @@ class Fence:
         return replace(awake, state=WorkerState.SERVING, message="")
 
     def lend_begins(self, version: int) -> "Fence":
-        """Only live weights of the very version may be lent, and they may not change meanwhile."""
+        """Only live weights of the very version may be lent, and they may not change meanwhile, so nothing may lie staged that would."""
         if not self.holds(version) or not self.whole:
             raise ProblemError(
                 ProblemCode.STALE_VERSION,
                 f"cannot lend version {version}: this worker holds version {self.version} in state {self.state}",
             )
         self._require_not_lending("lend")
+        self._require_nothing_beside("lend")
         return replace(self, lending=True)
 
     def lend_ended(self) -> "Fence":

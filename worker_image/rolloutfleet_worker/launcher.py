@@ -57,7 +57,7 @@ class Launcher:
         # A folder of our own, so that nobody else can offer a socket in our place.
         with (
             TemporaryDirectory(prefix="rolloutfleet-") as folder,
-            private_folder(self._settings.identity.pod_uid) as adapters,
+            private_folder() as adapters,
         ):
             return await self._run(Path(folder) / "ranks.sock", adapters)
 

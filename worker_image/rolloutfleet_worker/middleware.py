@@ -139,7 +139,8 @@ class FleetMiddleware:
         return {"paused": await engine.is_paused()}
 
     async def _pause(self, engine: Any, body: dict[str, Any]) -> dict[str, Any]:
-        await engine.pause_generation(mode=body["mode"], clear_cache=False)
+        # AsyncLLM.pause_generation sleeps another 20 ms, in which nothing could run.
+        await engine.engine_core.pause_scheduler_async(mode=body["mode"], clear_cache=False)
         return {}
 
     async def _resume(self, engine: Any, _: dict[str, Any]) -> dict[str, Any]:
@@ -148,8 +149,10 @@ class FleetMiddleware:
 
     async def _reset_cache(self, engine: Any, _: dict[str, Any]) -> dict[str, Any]:
         """Requests that a pause froze are preempted, so that their cache is computed anew with the new weights."""
-        reset = await engine.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
-        await engine.reset_encoder_cache()
+        reset: bool
+        reset, _ = await asyncio.gather(
+            engine.reset_prefix_cache(reset_running_requests=True, reset_connector=True), engine.reset_encoder_cache()
+        )
         return {"reset": reset}
 
     async def _swap(self, engine: Any, body: dict[str, Any]) -> dict[str, Any]:
@@ -161,17 +164,17 @@ class FleetMiddleware:
         """
         core = engine.engine_core
         if body["pause"]:
-            # AsyncLLM.pause_generation sleeps another 20 ms, in which nothing could run.
-            await core.pause_scheduler_async(mode="keep", clear_cache=False)
+            await self._pause(engine, {"mode": "keep"})
         stopped = time.perf_counter()
         # Sent at once: the engine's loop takes them one after another, without a round trip in between.
         update = {"update_info": {"version": body["version"]}}
-        await asyncio.gather(
+        _, _, _, caches = await asyncio.gather(
             core.collective_rpc_async("start_weight_update"),
             core.collective_rpc_async("update_weights", None, (), update),
             core.collective_rpc_async("finish_weight_update"),
+            self._reset_cache(engine, {}) if body["reset_cache"] else _nothing(),
         )
-        reset = (await self._reset_cache(engine, {}))["reset"] if body["reset_cache"] else None
+        reset = caches.get("reset")
         self._version = body["version"]
         if body["pause"] and reset is not False:
             await core.resume_scheduler_async()
@@ -211,6 +214,10 @@ class FleetMiddleware:
             self._door, self._version, self._reason = Door(body["door"]), body["version"], body["reason"]
             self._moved.notify_all()
         return {}
+
+
+async def _nothing() -> dict[str, Any]:
+    return {}
 
 
 def _is_harmless(scope: Scope) -> bool:

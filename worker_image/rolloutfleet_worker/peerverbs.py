@@ -8,7 +8,16 @@ from collections.abc import Mapping, Sequence
 from rolloutfleet.contract.adapter import HeldAdapter
 from rolloutfleet.contract.policy import PauseMode
 from rolloutfleet.contract.problems import ProblemCode, ProblemError
-from rolloutfleet.contract.worker import Borrow, Lend, LendReport, ReceiveReport, Rendezvous, WorkerState
+from rolloutfleet.contract.worker import (
+    Borrow,
+    Lend,
+    LendReport,
+    LetGo,
+    ReceiveReport,
+    Rendezvous,
+    WorkerReport,
+    WorkerState,
+)
 from rolloutfleet_worker.adapterverbs import AdapterVerbs
 from rolloutfleet_worker.podbase import ENGINE_CALL_SECONDS
 from rolloutfleet_worker.ranks import RankFailedError, RankStuckError
@@ -53,13 +62,30 @@ class PeerVerbs(AdapterVerbs):
             live_digests=tuple(shapes[rank]["live_digest"] for rank in sorted(shapes)),
         )
 
+    async def let_go(self, call: LetGo) -> WorkerReport:
+        """Needs no turn, for it changes nothing but the lending, which has none."""
+        self.fence = self.fence.accept(call)
+        lending = self._lending
+        if lending is not None and not lending.done():
+            try:
+                await self._ranks.let_go_all()
+                await asyncio.wait({lending}, timeout=LETTING_GO_SECONDS)
+            except RankStuckError as stuck:
+                raise self._problem(
+                    ProblemCode.DEADLINE_EXCEEDED, f"the lending could not be ended: {stuck}"
+                ) from stuck
+            if not lending.done():
+                message = f"the lending did not end within {LETTING_GO_SECONDS:g} s after it was told to"
+                raise self._problem(ProblemCode.DEADLINE_EXCEEDED, message)
+        return self.report()
+
     async def borrow(self, call: Borrow) -> ReceiveReport:
         """A serving engine is paused first, its requests aborted: whoever borrows holds a version that the fleet has left behind."""
         async with self._act(call):
             await self._require_shape(call)
             if self.fence.state is WorkerState.SERVING:
                 self._hold(call.deadline_seconds)
-                await self._engine.pause(PauseMode.ABORT, ENGINE_CALL_SECONDS)
+                await self._pause_engine(PauseMode.ABORT, ENGINE_CALL_SECONDS)
                 self.fence = self.fence.paused()
             was = self.fence
             self.fence = was.borrow_begins(call.version)

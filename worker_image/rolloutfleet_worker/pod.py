@@ -28,7 +28,7 @@ from rolloutfleet.contract.worker import (
 )
 from rolloutfleet_worker.fence import Fence
 from rolloutfleet_worker.peerverbs import PeerVerbs
-from rolloutfleet_worker.podbase import ENGINE_CALL_SECONDS, Engine
+from rolloutfleet_worker.podbase import ENGINE_CALL_SECONDS, PAUSE_GRACE_SECONDS, Engine
 from rolloutfleet_worker.ranks import RankFailedError, Ranks
 from rolloutfleet_worker.reports import merge_checks, merge_prepares, merge_receives
 from rolloutfleet_worker.sleepverbs import SleepVerbs
@@ -134,9 +134,12 @@ class EnginePod(SleepVerbs, PeerVerbs):
         async with self._act(call):
             self.fence = self.fence.pause_begins()
             if not self.fence.asleep:
-                # vLLM stops scheduling at once, long before a pause that waits for requests is answered.
-                self._hold(call.deadline_seconds)
-                await self._engine.pause(call.mode, call.deadline_seconds)
+                if (
+                    not self.fence.staged
+                ):  # else the time that it is kept for, told with it, holds for the pause and what follows too
+                    # vLLM stops scheduling at once, long before a pause that waits for requests is answered.
+                    self._hold(call.deadline_seconds + PAUSE_GRACE_SECONDS)
+                await self._pause_engine(call.mode, call.deadline_seconds)
                 self.fence = self.fence.paused()
         return self.report()
 

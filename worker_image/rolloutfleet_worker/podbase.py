@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 ENGINE_CALL_SECONDS = 30.0
 """How long vLLM may take to resume, to reset its cache, to move its door or to swap weights."""
 RESCUE_RETRY_SECONDS = 5.0
+PAUSE_GRACE_SECONDS = 1.0
+"""How much later than vLLM's own deadline a pause is ended that did not come about, so that vLLM's reason is the one that is told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,12 @@ class PodBase:
         self._locality = locality
         self._adapters: dict[str, HeldAdapter] = {}
         self._turn = asyncio.Lock()
+        self._pausing: asyncio.Task[None] | None = None
+        self._ending: str | None = None
+        """Why whatever has the turn, or waits for it, is being ended."""
+        self._endings = 0
+        self._settled = asyncio.Event()
+        self._settled.set()
         self._hold_end: asyncio.TimerHandle | None = None
         self._rescue: asyncio.Task[None] | None = None
 
@@ -90,6 +98,7 @@ class PodBase:
             version_in_flight=fence.version_in_flight,
             admitted=fence.admitted,
             staged=fence.staged,
+            lending=fence.lending,
             vllm_version=self._ranks.described("vllm_version")[0] if up else "",
             nccl_version=self._ranks.described("nccl_version")[0] if up else "",
             devices=self._ranks.described("device") if up else (),
@@ -103,7 +112,9 @@ class PodBase:
 
     @asynccontextmanager
     async def _act(self, call: Call) -> AsyncIterator[None]:
+        """A turn for the call, which is accepted then; an abort that came before it is over by that time."""
         self.fence.accept(call)
+        await self._settled.wait()
         async with self._turn:
             self.fence = self.fence.accept(call)
             self._require_engine()
@@ -128,7 +139,28 @@ class PodBase:
 
     async def _end_epoch(self, reason: str) -> None:
         """Leave the group, then settle: the door follows the fence, and a whole worker generates."""
+        self._settled.clear()
+        self._endings += 1
         try:
+            await self._take_turn_now(reason)
+            try:
+                self.fence = self.fence.aborted(reason)
+                await self._publish_door(self.fence)
+                if self.fence.whole:
+                    await self._resume()
+            finally:
+                self._turn.release()
+        finally:
+            self._endings -= 1
+            if not self._endings:
+                self._settled.set()
+
+    async def _take_turn_now(self, reason: str) -> None:
+        """End whatever has the turn, or waits for it to pause, and take it."""
+        self._ending = reason
+        try:
+            if self._pausing is not None:
+                self._pausing.cancel()
             await self._ranks.abort_all()
             async with asyncio.timeout(ABORT_SECONDS):
                 await self._turn.acquire()
@@ -137,13 +169,25 @@ class PodBase:
             raise self._problem(
                 ProblemCode.DEADLINE_EXCEEDED, f"this worker could not be unblocked; the engine is killed: {error}"
             ) from error
-        try:
-            self.fence = self.fence.aborted(reason)
-            await self._publish_door(self.fence)
-            if self.fence.whole:
-                await self._resume()
         finally:
-            self._turn.release()
+            self._ending = None
+
+    async def _pause_engine(self, mode: PauseMode, deadline_seconds: float) -> None:
+        """Returns when no step of the model runs any more; an abort ends the wait for that, and resumes the engine.
+
+        Raises:
+            ProblemError: vLLM did not pause in time, or an abort came.
+        """
+        if self._ending is None:
+            pausing = self._pausing = asyncio.create_task(self._engine.pause(mode, deadline_seconds), name="pausing")
+            try:
+                await asyncio.wait({pausing})
+            finally:
+                self._pausing = None
+                pausing.cancel()
+            if not pausing.cancelled():
+                return pausing.result()
+        raise self._problem(ProblemCode.TRANSFER_FAILED, f"the pause was ended by an abort: {self._ending}")
 
     async def _resume(self) -> None:
         await self._engine.resume(ENGINE_CALL_SECONDS)

@@ -103,6 +103,14 @@ class Ranks:
         """
         await self._tell_all("abort")
 
+    async def let_go_all(self) -> None:
+        """Tell every connected rank to end its lending; a group that it is in stays.
+
+        Raises:
+            RankStuckError: a rank's control thread itself does not answer.
+        """
+        await self._tell_all("let-go")
+
     async def _tell_all(self, word: str) -> None:
         orders = [asyncio.ensure_future(self._order(rank, word, {})) for rank in sorted(self._connections)]
         if not orders:

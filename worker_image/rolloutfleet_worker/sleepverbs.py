@@ -22,6 +22,7 @@ class SleepVerbs(PodBase):
             self.fence = self.fence.wake_begins()
             tags = (frozenset(call.tags) or self.fence.asleep) & self.fence.asleep
             if tags:
+                await self._unmap(call.deadline_seconds)
                 try:
                     await self._engine.wake(sorted(tags), call.deadline_seconds)
                 except ProblemError:
@@ -50,3 +51,12 @@ class SleepVerbs(PodBase):
             self._kill()
             raise
         self.fence = asleep
+
+    async def _unmap(self, deadline_seconds: float) -> None:
+        """What a trainer has freed since the last refit is free only when no rank maps it any more, and vLLM may want it now."""
+        try:
+            await self._order("unmap", self._ranks.every_rank({}), deadline_seconds)
+        except RankFailedError as failure:
+            raise self._problem(
+                ProblemCode.ENGINE_FAILED, f"the trainer's memory could not be let go of: {failure}"
+            ) from failure

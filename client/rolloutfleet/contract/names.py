@@ -20,6 +20,12 @@ TOKEN_KEY: Final = "token"  # noqa: S105 - a name, not a token
 MEMBERS_KEY: Final = "members.json"
 """Key of the :class:`~rolloutfleet.contract.members.Roster` in the fleet's members ConfigMap."""
 
+KEPT_MANIFESTS: Final = 4
+"""How many manifests of whole weights a worker remembers, so that they need not be checked again: those that were checked, prepared for
+or received last."""
+KEPT_ADAPTER_MANIFESTS: Final = 64
+"""As many of adapters."""
+
 HEADER_ENGINE: Final = "x-rolloutfleet-engine"
 HEADER_WEIGHT_VERSION: Final = "x-rolloutfleet-weight-version"
 

@@ -17,12 +17,13 @@ POST       ``reset-cache``     :class:`ResetCache` -> :class:`CacheReport`
 POST       ``sleep``           :class:`Sleep` -> :class:`WorkerReport`
 POST       ``wake``            :class:`Wake` -> :class:`WorkerReport`
 POST       ``lend``            :class:`Lend` -> :class:`LendReport` (offers this engine's weights to a peer, and goes on serving)
+POST       ``let-go``          :class:`LetGo` -> :class:`WorkerReport` (ends a lending; epoch and group stay)
 POST       ``borrow``          :class:`Borrow` -> :class:`ReceiveReport` (takes a peer's weights, kernel format and all)
 =========  ==================  ==========================================================================
 
 Every call names the fleet, the pod, the launcher's instance and an epoch. A call for another fleet, pod or instance, or of an older
-epoch than the worker has seen, is refused and changes nothing. ``admit``, ``abort``, ``commit`` and ``resume`` are idempotent. Without a
-token: ``GET /healthz/live``, ``/healthz/ready`` and ``/healthz/started``.
+epoch than the worker has seen, is refused and changes nothing. ``admit``, ``abort``, ``commit``, ``resume`` and ``let-go`` are idempotent.
+Without a token: ``GET /healthz/live``, ``/healthz/ready`` and ``/healthz/started``.
 """
 
 from enum import IntEnum, StrEnum
@@ -141,7 +142,10 @@ class Prepare(Call):
 
 
 class Pause(Call):
-    """Stops generation until resumed; the worker ends a pause that outlasts the deadline by itself."""
+    """Stops generation until resumed; the worker ends a pause that outlasts the deadline by itself.
+
+    Where a version lies staged, the pause lasts as long as :attr:`Receive.hold_seconds` says: it is for that version's copy.
+    """
 
     mode: PauseMode
     deadline_seconds: float = Field(gt=0)
@@ -159,8 +163,8 @@ class Receive(Call):
     staged: bool = False
     deadline_seconds: float = Field(gt=0)
     hold_seconds: float = Field(gt=0)
-    """How long after the deadline the worker keeps a received version while it is verified and committed; then it is dirty, or forgets
-    what it has staged."""
+    """How long after the deadline the worker keeps a received version while it is verified, paused for and committed; then it is dirty,
+    or forgets what it has staged."""
 
 
 class Commit(Call):
@@ -226,6 +230,10 @@ class Lend(Call):
     deadline_seconds: float = Field(gt=0)
 
 
+class LetGo(Call):
+    """Ends the lending under way, and nothing else: when it is answered the engine does not lend any more."""
+
+
 class Borrow(Call):
     """Asks an engine to take the weights of a lender, rank from rank of the same number, and to hold them as this version."""
 
@@ -244,9 +252,10 @@ class Locality(_Message):
     """What tells whether two processes can share memory: equal words mean that they can."""
 
     host: str = ""
-    """Boot id and IPC namespace: equal on two processes of one machine that may open each other's CUDA memory."""
+    """Boot id, a slash and the IPC namespace: equal on two processes of one machine that may open each other's CUDA memory."""
     memory: str = ""
-    """The mount behind ``/dev/shm`` beside it: equal on two processes that see each other's shared memory."""
+    """Boot id, a slash and the file system mounted at ``/dev/shm``: equal on two processes that see each other's files there, whatever
+    their IPC namespaces."""
 
 
 class WorkerReport(_Message):
@@ -271,6 +280,9 @@ class WorkerReport(_Message):
     staged: bool = Field(
         default=False,
         description="staged says that the version in flight lies beside the live weights, which still serve.",
+    )
+    lending: bool = Field(
+        default=False, description="lending says that a peer takes this engine's weights, or that it listens for one."
     )
     vllm_version: str = ""
     nccl_version: str = ""
@@ -299,8 +311,11 @@ class LayoutSummary(_Message):
     """Bytes of source tensors that go through vLLM's loader, as the rank receives them."""
     detours: tuple[str, ...] = ()
     """Why tensors take the detour, at most eight sentences."""
+    staging_bytes: int = 0
+    """Device memory that a second buffer for this layout takes: whole parameters, aligned, be all of them placed or not."""
     room_bytes: int = 0
-    """Device memory that is free now."""
+    """Device memory that may be taken for one now, what the rank's present one holds included; where the device is the host's memory,
+    no more than the container's limit leaves."""
 
     @property
     def verified(self) -> bool:

@@ -2,9 +2,8 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import zip_longest
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -19,16 +18,15 @@ if TYPE_CHECKING:
     import torch
 
 
-@dataclass(frozen=True, slots=True)
-class Box:
+# Thousands of these are made for a refit, and tuples are made fastest.
+class Box(NamedTuple):
     """A local tensor, and the indices in the whole tensor at which it begins."""
 
     tensor: "torch.Tensor"
     start: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One tensor of a source: what it is as a whole, and the boxes of it that lie here."""
 
     name: str
@@ -41,7 +39,7 @@ class Entry:
 
     def fits(self, spec: TensorSpec) -> bool:
         """Whether the manifest's line says the same."""
-        return (self.name, self.dtype, self.shape) == (spec.name, spec.dtype, spec.shape)
+        return self.name == spec.name and self.dtype == spec.dtype and self.shape == spec.shape
 
 
 class LocalSource(ABC):
@@ -51,8 +49,10 @@ class LocalSource(ABC):
         self._described: Manifest | None = None
         self._manifest: Manifest | None = None
         self._gpu: int | None = None
+        self._first = 0
         self._held: tuple[Entry | None, ...] = ()
         self._regions: dict[int, tuple[tuple[Box, Region], ...]] = {}
+        self._addresses: Hashable = None
 
     @abstractmethod
     def entries(self) -> Iterator[Entry]:
@@ -63,7 +63,7 @@ class LocalSource(ABC):
         if known is None or not _says_the_same(entries, known):
             known = _described(entries)
         self._described = known
-        self._gpu = _gpu_of(entries)
+        self._gpu, self._first = _place_of(entries)
         return known
 
     def bind(self, manifest: Manifest) -> None:
@@ -74,17 +74,29 @@ class LocalSource(ABC):
             raise ValueError(f"the manifest does not name {', '.join(sorted(found))}, which this trainer rank holds")
         self._manifest = manifest
         self._regions = {}
+        self._addresses = None
 
     def gpu(self) -> int | None:
         return self._gpu
 
+    def shareable(self) -> bool:
+        if self._gpu is None:
+            return True
+        from rolloutfleet.transport.cudaipc import is_shareable
+
+        return is_shareable(self._first, self._gpu)
+
     def addresses(self) -> Hashable:
-        return tuple(
-            (box.tensor.data_ptr(), box.tensor.dtype, box.tensor.shape, box.tensor.stride())
-            for entry in self._held
-            if entry is not None
-            for box in entry.boxes
-        )
+        if self._addresses is None:
+            tensors = [box.tensor for entry in self._held if entry is not None for box in entry.boxes]
+            # Column by column: numbers, types and tuples of numbers compare much faster among their own kind.
+            self._addresses = (
+                tuple([tensor.data_ptr() for tensor in tensors]),
+                tuple([tensor.dtype for tensor in tensors]),
+                tuple([tensor.shape for tensor in tensors]),
+                tuple([tensor.stride() for tensor in tensors]),
+            )
+        return self._addresses
 
     def holdings(self, rank: int, ranks: int) -> Holdings:
         if not 0 <= rank < ranks:
@@ -146,21 +158,31 @@ def region_of(box: Box, whole: tuple[int, ...]) -> Region:
     return Region(whole=whole, start=box.start, shape=tuple(box.tensor.shape), strides=tuple(box.tensor.stride()))
 
 
+_names: dict[Any, str] = {}
+
+
 def dtype_of(name: str, tensor: "torch.Tensor") -> str:
     """The dtype's name in manifests; ValueError for one that cannot be sent, or for a tensor without data."""
-    dtype = str(getattr(tensor, "dtype", None)).removeprefix("torch.")
+    given = getattr(tensor, "dtype", None)
+    dtype = _names.get(given)
+    if dtype is None:
+        dtype = _names[given] = str(given).removeprefix("torch.")
     if dtype not in DTYPE_BYTES:
         raise ValueError(
             f"tensor {name} has dtype {dtype}; those that can be sent are {', '.join(sorted(DTYPE_BYTES))}"
         )
-    if getattr(getattr(tensor, "device", None), "type", "") == "meta":
+    if getattr(tensor, "is_meta", False):
         raise ValueError(f"tensor {name} is on the meta device and holds no data")
     return dtype
 
 
-def _gpu_of(entries: Sequence[Entry]) -> int | None:
-    devices = [getattr(box.tensor, "device", None) for entry in entries for box in entry.boxes[:1]]
-    return devices[0].index if devices and devices[0] is not None and devices[0].type == "cuda" else None
+def _place_of(entries: Sequence[Entry]) -> tuple[int | None, int]:
+    """The GPU of the first tensor, and its address there; no GPU when it lies in the host's memory."""
+    tensor = next((box.tensor for entry in entries for box in entry.boxes[:1]), None)
+    device = getattr(tensor, "device", None)
+    if tensor is None or device is None or device.type != "cuda":
+        return None, 0
+    return device.index, tensor.data_ptr()
 
 
 def _says_the_same(entries: Sequence[Entry], known: Manifest) -> bool:

@@ -52,7 +52,7 @@ class NamedTensors(LocalSource):
                 )
             return dtensor_entry(name, tensor)
         dtype = dtype_of(name, tensor)
-        shape = tuple(int(size) for size in tensor.shape)
+        shape = tuple(tensor.shape)
         return Entry(name, dtype, shape, (Box(tensor, (0,) * len(shape)),))
 
 

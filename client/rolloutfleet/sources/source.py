@@ -20,6 +20,12 @@ class Span:
     tensor: "torch.Tensor"
     block: "Block"
 
+    @property
+    def view(self) -> "torch.Tensor":
+        """The elements [rows, run], in place."""
+        block, first = self.block, self.tensor.storage_offset() + self.block.offset
+        return self.tensor.as_strided((block.rows, block.run), (block.stride, 1), first)
+
 
 @runtime_checkable
 class WeightSource(Protocol):
@@ -47,8 +53,13 @@ class WeightSource(Protocol):
         """Index of the GPU on which the tensors lie, or the first of them; None when that is the host's memory."""
         ...
 
+    def shareable(self) -> bool:
+        """Whether other processes on the machine can be shown the first tensor's memory; that of the host can always be copied to where
+        they can."""
+        ...
+
     def addresses(self) -> Hashable:
-        """Equal on two bound sources only if the spans of one are those of the other."""
+        """Where the tensors lay when they were bound: equal on two bound sources only if the spans of one are those of the other."""
         ...
 
     def holdings(self, rank: int, ranks: int) -> "Holdings":

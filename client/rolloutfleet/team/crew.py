@@ -44,7 +44,8 @@ class Crew:
         self._leader = leader
         self._round = 0
         self._lost: TeamLost | None = None
-        self._manifests: dict[int, Manifest] = {}
+        self._manifests: dict[int, tuple[str, Manifest]] = {}
+        """The last one that each other rank gave, behind its digest."""
         self._done: set[tuple[int, str, int]] = set()
         self._change = threading.Condition()
         self._failure: Exception | None = None
@@ -65,10 +66,13 @@ class Crew:
         """The team's manifest and what the other ranks said, once all have begun a refit to the same version.
 
         Call :meth:`open_round` before this rank looks at its own tensors. Raises InvalidRequest for ranks that want another version
-        or adapter.
+        or adapter, or whose tensors are not known.
         """
-        said: list[Ready] = []
-        for rank, ready in self._answers(Ready, deadline, f"call refit(version={version})"):
+        said = dict(self._answers(Ready, deadline, f"call refit(version={version})"))
+        for rank, ready in said.items():
+            if ready.manifest is not None:
+                self._manifests[rank] = ready.digest, ready.manifest
+        for rank, ready in said.items():
             if ready.version != version:
                 raise InvalidRequest(
                     f"trainer rank {rank} refits to version {ready.version} and rank 0 to version {version}; all ranks give the same one"
@@ -77,12 +81,10 @@ class Crew:
                 raise InvalidRequest(
                     f"trainer rank {rank} refits {_weights(ready.adapter)} and rank 0 {_weights(adapter)}; all ranks give the same"
                 )
-            if ready.manifest is not None:
-                self._manifests[rank] = ready.manifest
-            said.append(ready)
-        if all(ready.digest == digest for ready in said):
-            return manifest, tuple(said)
-        return merge_manifests([manifest, *(self._manifests[rank] for rank in self._leader.others)]), tuple(said)
+        if all(ready.digest == digest for ready in said.values()):
+            return manifest, tuple(said.values())
+        others = [self._manifest_of(rank, ready.digest) for rank, ready in said.items()]
+        return merge_manifests([manifest, *others]), tuple(said.values())
 
     def open_round(self) -> None:
         """Begins a refit: what ranks still say of the former one is dropped."""
@@ -94,14 +96,14 @@ class Crew:
     def begin(self, session: str, rendezvous: Rendezvous, manifest: Manifest, digest: str, deadline: float) -> bool:
         """Whether a rank holds other parts of this manifest than it told the session's workers before, once all have looked."""
         for rank in self._leader.others:
-            own = self._manifests.get(rank)
+            own = self._manifests.get(rank, ("", None))[0]
             self._leader.tell(
                 Begin(
                     round=self._round,
                     session=session,
                     rendezvous=rendezvous,
                     digest=digest,
-                    manifest=None if own is not None and own.digest() == digest else manifest,
+                    manifest=None if own == digest else manifest,
                 ),
                 rank,
             )
@@ -163,6 +165,15 @@ class Crew:
     def close(self) -> None:
         """Ends the connections to the other ranks."""
         self._leader.close()
+
+    def _manifest_of(self, rank: int, digest: str) -> Manifest:
+        held, manifest = self._manifests.get(rank, ("", None))
+        if manifest is None or held != digest:
+            raise InvalidRequest(
+                f"trainer rank {rank} speaks of tensors with digest {digest[:12]} that it has not described to rank 0; call refit() on "
+                "all ranks again"
+            )
+        return manifest
 
     def _answers(self, kind: type[Answer], deadline: float, what: str) -> Iterator[tuple[int, Answer]]:
         """One message of this kind from every other rank, by rank."""

@@ -11,6 +11,7 @@ from rolloutfleet.contract.manifest import Manifest
 from rolloutfleet.contract.trainer import FleetView, RefitResult
 from rolloutfleet.delivery import Cargo
 from rolloutfleet.errors import TeamLost
+from rolloutfleet.exiting import start_thread
 from rolloutfleet.rank import Order, TrainerRank
 from rolloutfleet.session import place_of
 from rolloutfleet.sources import source_of
@@ -84,24 +85,24 @@ class FollowingTrainer:
         try:
             source = source_of(tensors, team=True)
             manifest = self._known = source.manifest(self._known)
-            place = place_of(source.gpu())
+            place = place_of(source.gpu(), source.shareable())
         except BaseException as error:
             self._give_up(error)
             raise
         digest = manifest.digest()
-        self._follower.tell(
-            Ready(
-                round=self._round,
-                version=version,
-                adapter=adapter,
-                digest=digest,
-                manifest=None if digest == self._given else manifest,
-                device=place.device,
-                locality=place.locality,
-            )
+        ready = Ready(
+            round=self._round,
+            version=version,
+            adapter=adapter,
+            digest=digest,
+            manifest=None if digest == self._given else manifest,
+            device=place.device,
+            locality=place.locality,
         )
-        self._given = digest
-        return _Passage(self, source, manifest, version, time.monotonic() + timeout + VERDICT_SECONDS).run()
+        # Whether rank 0 takes it, only its Begin will say.
+        self._given = None
+        self._follower.tell(ready)
+        return _Passage(self, source, manifest, digest, version, time.monotonic() + timeout + VERDICT_SECONDS).run()
 
     def _give_up(self, error: BaseException) -> None:
         """Tells rank 0 that this rank cannot go on, and waits for its word that the refit has ended."""
@@ -127,6 +128,10 @@ class FollowingTrainer:
             message = self._hear(deadline)
             if getattr(message, "round", self._round) == self._round:
                 return message
+
+    def taken(self, digest: str) -> None:
+        """Notes that rank 0 has this rank's manifest, which need not be given again."""
+        self._given = digest
 
     def tell(self, message: Message) -> None:
         """Sends to rank 0."""
@@ -156,11 +161,18 @@ class _Passage:
     """One refit of such a rank."""
 
     def __init__(
-        self, trainer: FollowingTrainer, source: WeightSource, manifest: Manifest, version: int, deadline: float
+        self,
+        trainer: FollowingTrainer,
+        source: WeightSource,
+        manifest: Manifest,
+        digest: str,
+        version: int,
+        deadline: float,
     ) -> None:
         self._trainer = trainer
         self._source = source
         self._manifest = manifest
+        self._digest = digest
         self._version = version
         self._deadline = deadline
         self._cancelled = threading.Event()
@@ -194,17 +206,17 @@ class _Passage:
         if isinstance(message, Begin):
             self._begin(message)
         elif isinstance(message, Do) and self._seated is not None and self._cargo is not None:
-            self._work = threading.Thread(
-                target=self._perform,
-                args=(message.order, self._seated, self._cargo),
-                name="rolloutfleet-rank",
-                daemon=True,
+            order, seated, cargo = message.order, self._seated, self._cargo
+            self._work = start_thread(
+                "rolloutfleet-rank",
+                lambda: self._perform(order, seated, cargo),
+                lambda: self._leave("the process ends"),
             )
-            self._work.start()
         elif isinstance(message, Stop):
             self._stop(message.reason)
 
     def _begin(self, begin: Begin) -> None:
+        self._trainer.taken(self._digest)
         manifest = begin.manifest or self._manifest
         cargo = Cargo(self._source, manifest, begin.digest, self._version)
         try:
@@ -232,10 +244,13 @@ class _Passage:
             logger.warning("trainer rank 0 was not told of %s: %s", type(error).__name__, lost)
 
     def _stop(self, reason: str) -> None:
+        self._leave(reason)
+        self._join_work()
+
+    def _leave(self, reason: str) -> None:
         self._cancelled.set()
         if self._seated is not None:
             self._seated.leave(reason)
-        self._join_work()
 
     def _join_work(self) -> None:
         work, self._work = self._work, None

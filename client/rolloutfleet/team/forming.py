@@ -68,15 +68,25 @@ def form_team(group: "ProcessGroup | None", towards: tuple[str, int], timeout: f
 
 
 def gather_followers(listening: socket.socket, secret: str, ranks: int, deadline: float) -> Leader:
-    """Rank 0's end, once ranks 1 to ``ranks - 1`` have connected and said the secret."""
+    """Rank 0's end, once ranks 1 to ``ranks - 1`` have connected and said the secret; TeamLost, for all of them, when one does not."""
     links: dict[int, Link] = {}
+    try:
+        _await_hellos(links, listening, secret, ranks, deadline)
+        for link in links.values():
+            link.send(Welcome(ranks=ranks))
+    except TeamLost:
+        for link in links.values():
+            link.close()
+        raise
+    return Leader(links)
+
+
+def _await_hellos(links: dict[int, Link], listening: socket.socket, secret: str, ranks: int, deadline: float) -> None:
     while len(links) < ranks - 1:
         listening.settimeout(max(deadline - time.monotonic(), 0.001))
         try:
             connection, _ = listening.accept()
         except TimeoutError as error:
-            for link in links.values():
-                link.close()
             missing = ", ".join(str(rank) for rank in range(1, ranks) if rank not in links)
             raise TeamLost(
                 f"of the trainer's {ranks} ranks, rank {missing} did not connect to rank 0 in time"
@@ -88,9 +98,6 @@ def gather_followers(listening: socket.socket, secret: str, ranks: int, deadline
             continue
         link.peer = rank
         links[rank] = link
-    for link in links.values():
-        link.send(Welcome(ranks=ranks))
-    return Leader(links)
 
 
 def join_leader(meeting: Meeting, rank: int, deadline: float) -> Follower:

@@ -31,6 +31,8 @@ class Link:
         """The rank at the other end."""
         self._connection = connection
         self._sending = threading.Lock()
+        self._received = bytearray()
+        """Of the message that is under way."""
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -49,15 +51,15 @@ class Link:
             raise TeamLost(f"trainer rank {self.peer} is not reached any more: {error}") from error
 
     def receive(self, deadline: float | None = None) -> Message:
-        """The next message; TeamLost when the other end is gone, DeadlineExceeded at ``deadline`` (of ``time.monotonic``).
-
-        After DeadlineExceeded the link is useless.
-        """
-        (length,) = _LENGTH.unpack(self._read(_LENGTH.size, deadline))
+        """The next message; TeamLost when the other end is gone, DeadlineExceeded at ``deadline`` (of ``time.monotonic``)."""
+        self._read(_LENGTH.size, deadline)
+        (length,) = _LENGTH.unpack_from(self._received)
         if length > MESSAGE_BYTES:
             raise TeamLost(f"trainer rank {self.peer} sent {length} bytes at once; at most {MESSAGE_BYTES} are taken")
+        self._read(_LENGTH.size + length, deadline)
+        message, self._received = bytes(self._received[_LENGTH.size :]), bytearray()
         try:
-            return decode(self._read(length, deadline))
+            return decode(message)
         except ValueError as error:
             raise TeamLost(
                 f"trainer rank {self.peer} sent no message of this release; install one release of the client on all ranks ({error})"
@@ -69,21 +71,20 @@ class Link:
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
 
-    def _read(self, size: int, deadline: float | None) -> bytes:
-        data = bytearray()
-        while len(data) < size:
+    def _read(self, size: int, deadline: float | None) -> None:
+        """Returns once so many bytes of the message under way are here; those that are stay when the deadline passes."""
+        while len(self._received) < size:
             left = 0.0 if deadline is None else max(deadline - time.monotonic(), 0.001)
             try:
                 self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(left))
-                part = self._connection.recv(min(size - len(data), 1 << 20))
+                part = self._connection.recv(min(size - len(self._received), 1 << 20))
             except BlockingIOError as error:
                 raise DeadlineExceeded(f"no word from trainer rank {self.peer} in time") from error
             except OSError as error:
                 raise TeamLost(f"the connection to trainer rank {self.peer} broke: {error}") from error
             if not part:
                 raise TeamLost(f"trainer rank {self.peer} has ended or closed its fleet")
-            data += part
-        return bytes(data)
+            self._received += part
 
 
 class Leader:

@@ -21,10 +21,7 @@ class CopyEntry(NamedTuple):
 
 
 class CopyTable(Table):
-    """Copies, made ready once.
-
-    Keeps the tensors alive. Valid while they lie where they are (:meth:`is_stale`); :meth:`repoint` takes other sources.
-    """
+    """Copies, made ready once; keeps the tensors alive, and is valid while they lie where they are."""
 
     _copies = True
     _adds = False

@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
 import torch
 
@@ -61,49 +61,27 @@ class Table:
         _check_units(self._geometry, self._items)
         self._launches: tuple[Launch, ...] = ()
         self._strips: tuple[Strip, ...] = ()
-        self._aim()
-
-    @property
-    def addresses(self) -> tuple[int, ...]:
-        """Where the table's distinct tensors lay when it was made or last re-pointed."""
-        return self._addresses
-
-    def is_stale(self) -> bool:
-        """Whether a tensor lies elsewhere by now, so that running the table would touch memory that is no longer the tensor's."""
-        return _addresses(self._items) != self._addresses
-
-    def repoint(self, tensors: Sequence[torch.Tensor]) -> Self:
-        """The same table over other first tensors, one for each entry in the order of the entries; cheaper than a new one.
-
-        Raises ValueError when their number, a type, a size or a device differs from what was there.
-        """
-        if len(tensors) != len(self._items):
-            raise ValueError(f"{len(tensors)} tensors for a table of {len(self._items)} entries; give one for each")
-        for number, (item, tensor) in enumerate(zip(self._items, tensors, strict=True)):
-            was = item.tensors[0]
-            if (tensor.dtype, tensor.numel(), tensor.device) != (was.dtype, was.numel(), was.device):
-                raise ValueError(
-                    f"entry {number}: {tensor.dtype} x {tensor.numel()} on {tensor.device} cannot stand for "
-                    f"{was.dtype} x {was.numel()} on {was.device}; make a new table"
-                )
-            _check_contiguous(number, tensor)
-        self._items = tuple(
-            item._replace(tensors=(tensor, *item.tensors[1:]))
-            for item, tensor in zip(self._items, tensors, strict=True)
-        )
-        self._aim()
-        return self
+        self._ready: tuple[torch.cuda.Stream, torch.cuda.Event] | None = None
+        self._make()
 
     def _launch(self, sums: torch.Tensor | None) -> None:
         with self._on_device():
+            self._await_ready()
             for launch in self._launches:
                 launch.run(sums, copies=self._copies)
+
+    def _await_ready(self) -> None:
+        """Runs may follow on any stream; on the one that made the table they are behind it anyway."""
+        if self._ready is not None:
+            made_on, made = self._ready
+            stream = torch.cuda.current_stream(self.device)
+            if stream != made_on:
+                stream.wait_event(made)
 
     def _on_device(self) -> AbstractContextManager[object]:
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
-    def _aim(self) -> None:
-        self._addresses = _addresses(self._items)
+    def _make(self) -> None:
         tiles = cut(self._geometry, TILE_BYTES if self._kernels else CACHED_BYTES, self.device)
         if self._kernels:
             self._launches = _launches(tiles, self._items)
@@ -111,8 +89,8 @@ class Table:
                 for launch in self._launches:
                     launch.compile(copies=self._copies, adds=self._adds)
             if self.device.type == "cuda":
-                # Runs may follow on any stream.
-                torch.cuda.current_stream(self.device).synchronize()
+                stream = torch.cuda.current_stream(self.device)
+                self._ready = stream, stream.record_event()
         else:
             self._strips = _strips(tiles, self._items)
 
@@ -178,11 +156,6 @@ def _strips(tiles: Tiles, items: Sequence[Item]) -> tuple[Strip, ...]:
         unit = max(1, item.unit)
         strips.append(Strip(views, item.source, item.unit, first=start[-1] // unit, step=step[-1] // unit))
     return tuple(strips)
-
-
-def _addresses(items: Sequence[Item]) -> tuple[int, ...]:
-    distinct = {id(tensor): tensor for item in items for tensor in item.tensors}
-    return tuple(tensor.data_ptr() for tensor in distinct.values())
 
 
 def _check(items: Sequence[Item], device: torch.device | None) -> torch.device:

@@ -43,9 +43,7 @@ def allocation_of(address: int, device: int) -> tuple[int, int]:
     Raises ValueError when the allocation cannot be shown to other processes, OSError when the driver refuses.
     """
     with _context(device):
-        capable = ctypes.c_uint()
-        _call("cuPointerGetAttribute", ctypes.byref(capable), _LEGACY_IPC_CAPABLE, ctypes.c_uint64(address))
-        if not capable.value:
+        if not _is_capable(address):
             raise ValueError(
                 f"the tensor at {address:#x} on cuda:{device} lies in memory that CUDA cannot show to other processes; start the trainer "
                 "with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False,backend:native, or use another transport than Colocated"
@@ -53,6 +51,12 @@ def allocation_of(address: int, device: int) -> tuple[int, int]:
         base, size = ctypes.c_uint64(), ctypes.c_size_t()
         _call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address))
     return base.value, size.value
+
+
+def is_shareable(address: int, device: int) -> bool:
+    """Whether CUDA can show the allocation that holds an address of a device to other processes; OSError when the driver refuses."""
+    with _context(device):
+        return _is_capable(address)
 
 
 def handle_of(base: int, device: int) -> bytes:
@@ -81,9 +85,17 @@ def open_segment(handle: bytes, nbytes: int, device: int) -> Segment:
 
 def _close(address: int, device: int) -> None:
     with _context(device):
-        # Kernels that read the segment may still be queued.
-        _call("cuCtxSynchronize")
-        _call("cuIpcCloseMemHandle", ctypes.c_uint64(address))
+        try:
+            # Kernels that read the segment may still be queued.
+            _call("cuCtxSynchronize")
+        finally:
+            _call("cuIpcCloseMemHandle", ctypes.c_uint64(address))
+
+
+def _is_capable(address: int) -> bool:
+    capable = ctypes.c_uint()
+    _call("cuPointerGetAttribute", ctypes.byref(capable), _LEGACY_IPC_CAPABLE, ctypes.c_uint64(address))
+    return bool(capable.value)
 
 
 @contextmanager

@@ -8,14 +8,15 @@ peer killed                               both ends raise within 0.05 s ("Connec
 peer stopped (SIGSTOP), or never calls    the other end blocks until the timeout of the operation, then raises on time
 ``ProcessGroupGloo.abort`` / ``shutdown``  return at once and unblock nothing
 shutting down the group's TCP sockets     the blocked call raises within 0.05 s, here and at every other member
+peer killed while bytes go to it          the sender's ``work.wait`` never returns, not even when the sockets are shut down
 ``work.wait(timeout)``                    raises on time, but the operation goes on in gloo's thread and keeps the tensor
 ========================================  =====================================================================
 
-So every operation carries a deadline, and :meth:`Group.abort` shuts down the sockets (:mod:`rolloutfleet.transport.sockets`). gloo would
-take the interface of this machine's host name; a device made from the address that routes to the trainer is used instead.
+So every operation carries a deadline, :meth:`Group.abort` shuts down the sockets (:mod:`rolloutfleet.transport.sockets`), operations are
+waited for on a thread that may be left behind, and members watch each other (:mod:`rolloutfleet.transport.liveness`). gloo would take the
+interface of this machine's host name; a device made from the address that routes to the trainer is used instead.
 """
 
-import atexit
 import json
 import threading
 import time
@@ -25,17 +26,22 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
 from datetime import timedelta
 from queue import SimpleQueue
-from weakref import WeakSet
+from typing import Final
 
 import torch
-from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo
+from torch.distributed import BroadcastOptions, DistError, PrefixStore, ProcessGroupGloo, Store
 from torch.distributed.distributed_c10d import Work
 
+from rolloutfleet.exiting import start_thread
 from rolloutfleet.transport.group import seconds_left
+from rolloutfleet.transport.liveness import Watch, watch_members
 from rolloutfleet.transport.sockets import Endpoint, end_connections, listening_endpoints
 from rolloutfleet.transport.store import SessionStore, await_value, connect_store, gather_members, host_store, publish
 
 __all__ = ["Group", "connect_store", "form_group", "host_store"]
+
+LATE_SECONDS: Final = 1.0
+"""What a member sent before it left is still received for so long."""
 
 
 class Group:
@@ -45,6 +51,7 @@ class Group:
         self,
         process_group: ProcessGroupGloo,
         listeners: set[Endpoint],
+        watch: Watch,
         *,
         epoch: int,
         rank: int,
@@ -56,13 +63,16 @@ class Group:
         self.device = torch.device("cpu")
         self._process_group: ProcessGroupGloo | None = process_group
         self._listeners = listeners
+        self._watch = watch
         self._ended = ""
+        self._lost = False
         self._ending = threading.Lock()
         self._over: Future[None] = Future()
-        self._waiter = _Waiter()
+        self._waiter = _Waiter(lambda: self._end("the process ends"))
         self._pending: list[Work] | None = None
         self._sent: Counter[int] = Counter()
         self._received: Counter[int] = Counter()
+        watch.start(self._lose)
 
     def send(self, tensor: torch.Tensor, to: int, deadline: float) -> None:
         """Sends a contiguous CPU tensor to one rank; the return means that the bytes have left, not that they arrived."""
@@ -98,7 +108,9 @@ class Group:
         self.raise_if_ended()
 
     def raise_if_ended(self) -> None:
-        """Raises ConnectionAbortedError when the group was aborted or closed."""
+        """Raises ConnectionAbortedError when the group was aborted or closed, ConnectionError when a member is lost."""
+        if self._lost:
+            raise ConnectionError(f"the group of epoch {self.epoch} has lost a member: {self._ended}")
         if self._ended:
             raise ConnectionAbortedError(f"the group of epoch {self.epoch} has ended: {self._ended}")
 
@@ -110,20 +122,26 @@ class Group:
         """Leaves the group; members that still wait in it see a lost connection."""
         self._end("closed")
 
-    def _end(self, reason: str) -> None:
+    def _lose(self, sentence: str) -> None:
+        wait({self._over}, LATE_SECONDS)
+        self._end(sentence, lost=True)
+
+    def _end(self, reason: str, *, lost: bool = False) -> None:
         with self._ending:
             if self._ended:
                 return
-            self._ended = reason
+            self._ended, self._lost = reason, lost
         self._process_group = None
         end_connections(self._listeners)
+        self._watch.close("" if reason == "closed" else f"rank {self.rank} ended the group: {reason}")
         self._over.set_result(None)
         self._waiter.close()
 
     def _run(self, what: str, begin: Callable[[ProcessGroupGloo], Work], deadline: float) -> None:
+        self.raise_if_ended()
         process_group = self._process_group
         if process_group is None:
-            raise ConnectionAbortedError(f"the group of epoch {self.epoch} has ended: {self._ended}")
+            raise ConnectionAbortedError(f"the group of epoch {self.epoch} is ending: {self._ended}")
         try:
             work = begin(process_group)
         except RuntimeError as error:
@@ -146,6 +164,8 @@ class Group:
 
     def _explain(self, what: str, error: RuntimeError, deadline: float) -> OSError:
         where = f"{what} in epoch {self.epoch} at rank {self.rank} of {self.world_size}"
+        if self._lost:
+            return ConnectionError(f"{where} lost a member: {self._ended}")
         if self._ended:
             return ConnectionAbortedError(f"{where} was aborted: {self._ended}")
         if time.monotonic() >= deadline or "timed out" in str(error).lower():
@@ -153,29 +173,14 @@ class Group:
         return ConnectionError(f"{where} lost a member: {error}")
 
 
-_ENDING_SECONDS = 1.0
-_waiters: "WeakSet[_Waiter]" = WeakSet()
-
-
-@atexit.register
-def _end_waiters() -> None:
-    """A thread that lets go of torch's objects, or comes back from them, while the interpreter ends would abort the process."""
-    waiters = list(_waiters)
-    for waiter in waiters:
-        waiter.close()
-    for waiter in waiters:
-        waiter.join()
-
-
 class _Waiter:
-    """A thread that waits for one operation after another, in place of one that must be free to leave; ends with the process."""
+    """A thread that waits for one operation after another, in place of one that must be free to leave."""
 
-    def __init__(self) -> None:
+    def __init__(self, end: Callable[[], None]) -> None:
+        """``end`` closes this, when the interpreter ends before anybody else has."""
         self._asked: SimpleQueue[tuple[Work, timedelta, Future[None]] | None] = SimpleQueue()
         self._last: Future[None] | None = None
-        self._thread = threading.Thread(target=self._serve, name="rolloutfleet-gloo", daemon=True)
-        self._thread.start()
-        _waiters.add(self)
+        self._thread = start_thread("rolloutfleet-gloo", self._serve, end)
 
     def wait(self, work: Work, seconds: timedelta) -> "Future[None]":
         """Done when the work is; raises what the work's own wait raises."""
@@ -188,11 +193,7 @@ class _Waiter:
         """The thread ends once it has waited for what it was asked to."""
         self._asked.put(None)
         if self._last is None or self._last.done():
-            self.join()
-
-    def join(self) -> None:
-        """Waits a moment for the thread to end."""
-        self._thread.join(_ENDING_SECONDS)
+            self._thread.join()
 
     def _serve(self) -> None:
         while (asked := self._asked.get()) is not None:
@@ -222,6 +223,25 @@ def form_group(
     cancelled = cancelled or threading.Event()
     shared = store.of_epoch(epoch)
     gather_members(shared, epoch, rank, world_size, deadline, cancelled)
+    watch = watch_members(shared, store.address, rank, world_size, deadline, cancelled)
+    try:
+        process_group, listeners = _connect(store, shared, epoch, rank, world_size, deadline, cancelled)
+    except (OSError, DistError) as error:
+        watch.close(f"rank {rank} did not connect: {error}")
+        raise
+    return Group(process_group, listeners, watch, epoch=epoch, rank=rank, world_size=world_size)
+
+
+def _connect(
+    store: SessionStore,
+    shared: Store,
+    epoch: int,
+    rank: int,
+    world_size: int,
+    deadline: float,
+    cancelled: threading.Event,
+) -> tuple[ProcessGroupGloo, set[Endpoint]]:
+    """gloo's own group, and where its members listen."""
     before = listening_endpoints()
     device = ProcessGroupGloo.create_device(hostname=store.address)
     mine = sorted(endpoint for endpoint in listening_endpoints() - before if endpoint[0] == store.address)
@@ -241,7 +261,7 @@ def form_group(
             f"epoch {epoch} did not form at rank {rank} of {world_size}: all members arrived, but their connections failed; "
             f"check that every member reaches every other one, this one listens on {store.address} ({error})"
         ) from error
-    return Group(process_group, listeners, epoch=epoch, rank=rank, world_size=world_size)
+    return process_group, listeners
 
 
 def _parse_listeners(value: bytes) -> Iterator[Endpoint]:

@@ -10,7 +10,10 @@ import torch
 if TYPE_CHECKING:
     from rolloutfleet.transport.group import Group
 
-_POLL_SECONDS: Final = 0.0001
+_SHORTEST_POLL: Final = 0.0001
+_LONGEST_POLL: Final = 0.002
+_POLL_SHARE: Final = 0.01
+"""Of the time waited so far: each look takes the interpreter away from an engine that serves in this process."""
 
 Mark: TypeAlias = "torch.cuda.Event | None"
 """A point in a lane; None on a CPU, where it has passed."""
@@ -80,16 +83,22 @@ def working_on(device: torch.device) -> AbstractContextManager[object]:
 
 
 def await_mark(mark: Mark, group: "Group", deadline: float) -> None:
-    """Returns once a point has passed; TimeoutError at the deadline, or what the group's end raises, so that an abort is seen."""
+    """Returns once a point has passed; raises what :func:`raise_if_over` does, so that an abort is seen."""
+    began = time.monotonic()
     while mark is not None and not mark.query():
-        group.raise_if_ended()
-        if time.monotonic() >= deadline:
-            raise TimeoutError(
-                f"moving weights in epoch {group.epoch} at rank {group.rank} of {group.world_size} did not end in time: "
-                "a member has stopped or is too slow"
-            )
-        time.sleep(_POLL_SECONDS)
+        raise_if_over(group, deadline)
+        time.sleep(min(max(_POLL_SHARE * (time.monotonic() - began), _SHORTEST_POLL), _LONGEST_POLL))
     group.raise_if_ended()
 
 
-__all__ = ["Lane", "Mark", "await_mark", "working_on"]
+def raise_if_over(group: "Group", deadline: float) -> None:
+    """Raises TimeoutError at the deadline, or before it what the group's end raises."""
+    group.raise_if_ended()
+    if time.monotonic() >= deadline:
+        raise TimeoutError(
+            f"moving weights in epoch {group.epoch} at rank {group.rank} of {group.world_size} did not end in time: "
+            "a member has stopped or is too slow"
+        )
+
+
+__all__ = ["Lane", "Mark", "await_mark", "raise_if_over", "working_on"]

@@ -1,7 +1,7 @@
 """Who of a group is still there: one idle TCP connection from every rank to rank 0, which ends when a process does.
 
-NCCL between GPUs of one machine does not notice that a peer's process is gone: its kernels wait for ever. Here the end of the peer's
-socket is seen within milliseconds, and keep-alive probes find a machine that vanished without a word.
+NCCL between GPUs of one machine does not notice that a peer's process is gone: its kernels wait for ever; nor does gloo in the middle of a
+send. Here the end of the peer's socket is seen within milliseconds, and keep-alive probes find a machine that vanished without a word.
 """
 
 import json
@@ -14,6 +14,7 @@ from typing import Final
 
 from torch.distributed import Store
 
+from rolloutfleet.exiting import start_thread
 from rolloutfleet.routing import hold_listening_socket
 from rolloutfleet.transport.group import seconds_left
 from rolloutfleet.transport.store import await_value, publish
@@ -45,7 +46,7 @@ class Watch:
 
     def start(self, lost: Lost) -> None:
         """Calls ``lost`` once, on a thread of its own, with a sentence that names the member that is gone."""
-        threading.Thread(target=self._run, args=(lost,), name="rolloutfleet-watch", daemon=True).start()
+        start_thread("rolloutfleet-watch", lambda: self._run(lost), self.close)
 
     def close(self, reason: str = "") -> None:
         """Leaves; the others are told that this member is gone, or why the group ended."""

@@ -108,31 +108,48 @@ class Exporter:
 
     def __init__(self) -> None:
         self._file: SharedFile | None = None
+        self._device = torch.device(CPU)
+        self._copies: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
 
-    def export(self, tensors: Sequence[torch.Tensor]) -> bytes:
-        """The message from which workers map these tensors, all on one device; equal to the last one while nothing has moved.
+    def aim(self, tensors: Sequence[torch.Tensor]) -> bytes:
+        """The message from which workers map these tensors, all on one device, where they lie now; values follow with :meth:`show`.
 
-        Call it for every refit, once the workers have answered for the one before: on a GPU it waits until everything queued on the
-        device is done, on a CPU it copies. Raises ValueError when the tensors lie on several devices, when one on a GPU is not
-        contiguous or lies in memory that CUDA cannot share, and OSError when ``/dev/shm`` has no room or the driver refuses.
+        Equal to the last one while nothing has moved. Tensors stay alive until the next call. Call it once the workers have answered for
+        what was shown before. Raises ValueError when the tensors lie on several devices, when one on a GPU is not contiguous or lies in
+        memory that CUDA cannot share, and OSError when ``/dev/shm`` has no room or the driver refuses.
         """
         devices = {tensor.device for tensor in tensors}
         if len(devices) > 1:
             raise ValueError(
                 f"tensors lie on {', '.join(sorted(map(str, devices)))}; a trainer rank shows those of one device"
             )
+        self._copies = ([], [])
         if not tensors:
             return Export((), ()).encode()
-        device = devices.pop()
-        return (self._copy(tensors) if device.type == CPU else _show(tensors, device)).encode()
+        self._device = devices.pop()
+        return (self._lay_out(tensors) if self._device.type == CPU else _locate(tensors, self._device)).encode()
+
+    def show(self) -> None:
+        """Makes present values visible: on a GPU it waits until everything queued on the device is done, on a CPU it copies."""
+        if self._device.type != CPU:
+            torch.cuda.synchronize(self._device)
+        elif self._copies[0]:
+            torch._foreach_copy_(*self._copies)
+
+    def export(self, tensors: Sequence[torch.Tensor]) -> bytes:
+        """:meth:`aim` and :meth:`show` in one."""
+        message = self.aim(tensors)
+        self.show()
+        return message
 
     def close(self) -> None:
         """Gives up the shared file; workers that have mapped it keep the memory until they let go."""
+        self._copies = ([], [])
         if self._file is not None:
             self._file.close()
             self._file = None
 
-    def _copy(self, tensors: Sequence[torch.Tensor]) -> Export:
+    def _lay_out(self, tensors: Sequence[torch.Tensor]) -> Export:
         spans: list[Span] = []
         offset = 0
         for tensor in tensors:
@@ -141,8 +158,9 @@ class Exporter:
         if self._file is None or self._file.nbytes < offset:
             self.close()
             self._file = SharedFile(max(offset, 1))
-        for tensor, span in zip(tensors, spans, strict=True):
-            _view(self._file.octets, span).view(tensor.shape).copy_(tensor.detach())
+        octets = self._file.octets
+        shown = [_view(octets, span).view(tensor.shape) for tensor, span in zip(tensors, spans, strict=True)]
+        self._copies = (shown, [tensor.detach() for tensor in tensors])
         return Export((Segment(CPU, self._file.name, self._file.nbytes),), tuple(spans))
 
 
@@ -159,7 +177,8 @@ class Mapper:
         return len(self._mapped)
 
     def map(self, message: bytes) -> tuple[torch.Tensor, ...]:
-        """The trainer's tensors, flat, in the order in which it gave them: its memory itself, to be read only.
+        """The trainer's tensors, flat, in the order in which it gave them: its memory itself, to be read only. What lies in the host's
+        memory is pinned for a GPU.
 
         Segments that the message no longer names are unmapped once no tensor over them is left, so let go of the tensors of an older
         message, and of tables over them, before. Raises ValueError for a message that cannot be read and for a GPU that this process
@@ -184,7 +203,7 @@ class Mapper:
 
     def _open(self, segment: Segment) -> torch.Tensor:
         if segment.device == CPU:
-            return map_file(segment.handle, segment.nbytes)
+            return map_file(segment.handle, segment.nbytes, pinned=self._device.type == "cuda")
         visible = [device_name(torch.device("cuda", index)) for index in range(torch.cuda.device_count())]
         if segment.device not in visible:
             raise ValueError(
@@ -225,14 +244,13 @@ def spans_in(
     return allocations, spans
 
 
-def _show(tensors: Sequence[torch.Tensor], device: torch.device) -> Export:
+def _locate(tensors: Sequence[torch.Tensor], device: torch.device) -> Export:
     for number, tensor in enumerate(tensors):
         if not tensor.is_contiguous():
             raise ValueError(
                 f"tensor {number} of shape {list(tensor.shape)} has strides {list(tensor.stride())}; only contiguous tensors are shown"
             )
     index = torch.cuda.current_device() if device.index is None else device.index
-    torch.cuda.synchronize(index)
     places = [(tensor.data_ptr(), tensor.numel() * tensor.element_size()) for tensor in tensors]
     allocations, spans = spans_in(places, lambda address: cudaipc.allocation_of(address, index))
     name = device_name(device)

@@ -21,7 +21,9 @@ from rolloutfleet.tiles.digesting import SumTable, sums_digest
 from rolloutfleet.transport.courses import audiences_of, plan_course
 from rolloutfleet.transport.greeting import greet
 from rolloutfleet.transport.group import Group, ending_on_failure
-from rolloutfleet.transport.lanes import Lane, Mark, await_mark, working_on
+from rolloutfleet.transport.lanes import Lane, Mark, await_mark, raise_if_over, working_on
+from rolloutfleet.transport.opening import receive_opening
+from rolloutfleet.transport.pacing import Pace
 from rolloutfleet.transport.routes import Route, place_of
 from rolloutfleet.transport.tables import check_sums, receive_sums
 
@@ -65,6 +67,7 @@ class _Step:
     """Parts of temporaries, with their bytes in the slab; None where they are received in place."""
     complete: list[tuple[int, int]] = field(default_factory=list)
     """Temporaries that are whole after this step: parameter and source."""
+    nbytes: int = 0
 
 
 class Puller:
@@ -72,9 +75,10 @@ class Puller:
 
     ``layouts`` are the layout digests of all worker ranks in rank order, as the sync job gives them; ``holdings`` what each trainer
     rank holds. ``destinations`` are flat contiguous tensors by parameter name, live or staged, for every parameter of the layout that
-    is not temporary. Making it exchanges a few bytes with the trainer's :class:`~rolloutfleet.transport.pushing.Pusher`. Raises
-    ValueError when the layout is not this rank's, a destination does not fit its parameter or a member derives another program, and
-    what the group raises at ``deadline`` (a time of ``time.monotonic``).
+    is not temporary. No more than ``bytes_per_second`` arrive, or with None as many as come: on some wires a bound slows down all members,
+    since they wait for each other. Making it exchanges a few bytes with the trainer's
+    :class:`~rolloutfleet.transport.pushing.Pusher`. Raises ValueError when the layout is not this rank's, a destination does not fit its
+    parameter or a member derives another program, and what the group raises at ``deadline`` (a time of ``time.monotonic``).
     """
 
     def __init__(
@@ -87,6 +91,7 @@ class Puller:
         destinations: Mapping[str, torch.Tensor],
         route: Route | None = None,
         *,
+        bytes_per_second: float | None = None,
         deadline: float,
     ) -> None:
         trainer_ranks = len(holdings)
@@ -109,6 +114,8 @@ class Puller:
         self._slabs: list[torch.Tensor] = []
         self._steps: list[_Step] = []
         self._addresses: tuple[int | None, ...] = ()
+        self._bytes_per_second = bytes_per_second
+        self._landed = False
         self.aim(destinations)
         with ending_on_failure(group):
             greet(group, (self._course,), trainer_ranks, deadline)
@@ -117,6 +124,11 @@ class Puller:
     def buffer_bytes(self) -> int:
         """Device memory of the slabs."""
         return sum(slab.numel() for slab in self._slabs)
+
+    @property
+    def landed(self) -> bool:
+        """Whether any byte of the last transfer may have reached a destination; False when it failed before the trainer's first word."""
+        return self._landed
 
     def aim(self, destinations: Mapping[str, torch.Tensor]) -> None:
         """Directs the next transfers into these tensors, or finds that they are; ValueError naming one that does not fit its parameter."""
@@ -127,6 +139,10 @@ class Puller:
         size = max((self._slab_bytes(step) for step in self._course.steps), default=0)
         if not self._slabs:
             self._slabs = [torch.empty(size, dtype=torch.uint8, device=self._group.device) for _ in range(RING)]
+        # A transfer that fails may leave work behind, and whoever has this memory may let go of it before that is done.
+        for tensor in (*self._slabs, *(target for target in targets if target is not None)):
+            for lane in (self._wire, self._scatter, self._sum):
+                lane.uses(tensor)
         with working_on(self._group.device):
             self._steps = [
                 self._resolve(step, targets, self._slabs[number % RING])
@@ -139,8 +155,9 @@ class Puller:
 
         Destinations must not be in use by other CUDA streams. Raises DigestMismatch naming source tensors, after which the group is
         whole; else TimeoutError, ConnectionAbortedError, ConnectionError or what ``take_temporaries`` raises, which end the group and
-        leave the destinations half written.
+        leave the destinations half written if anything has :attr:`landed`.
         """
+        self._landed = False
         with ending_on_failure(self._group), working_on(self._group.device), torch.no_grad():
             held, expected = self._receive(deadline, take_temporaries)
         sums = held.cpu()
@@ -166,27 +183,37 @@ class Puller:
         temporaries = _Temporaries(self._layout, self._manifest, group.device, (self._scatter, self._sum, self._load))
         with self._sum.current():
             sums = torch.zeros((sources, 2), dtype=torch.int64, device=group.device)
+        # Once receives are queued, an abort lets what is queued behind them run; so nothing is before there is something to receive.
+        with self._wire.current():
+            receive_opening(group, self._course, deadline)
+        await_mark(self._wire.mark(), group, deadline)
+        self._landed = True
         self._hand_over(self._completed[-1], temporaries, None, take)
+        pace, moved, arrived = Pace(self._bytes_per_second), 0, None
         free: list[Mark] = [None] * RING
         forward: list[torch.Tensor] = []
         handing: tuple[list[tuple[int, int]], Mark] = ([], None)
         for number, step in enumerate(self._steps):
+            pace.await_turn(arrived, moved, lambda: raise_if_over(group, deadline))
             with self._wire.current():
                 self._wire.follow(free[number % RING])
                 forward = self._exchange(step, temporaries, forward, deadline)
-            arrived = self._wire.mark()
+            arrived, moved = self._wire.mark(), step.nbytes
+            # Making a table waits for the stream that it is made on, which must not be one that waits for the wire.
+            scatter, add_sums = temporaries.tables(step.temporary, self._course.program.units)
             with self._scatter.current():
                 self._scatter.follow(arrived)
                 if step.scatter is not None:
                     step.scatter.run()
-                temporaries.scatter(step.temporary)
+                if scatter is not None:
+                    scatter.run()
             scattered = free[number % RING] = self._scatter.mark()
             with self._sum.current():
                 self._sum.follow(scattered)
                 if step.sums is not None:
                     step.sums.run(sums)
-                if step.temporary:
-                    temporaries.add_sums(step.temporary, self._course.program.units, sums)
+                if add_sums is not None:
+                    add_sums.run(sums)
             # The next step is on its way while the loader works on this one's tensors.
             self._hand_over(handing[0], temporaries, handing[1], take)
             handing = (step.complete, scattered)
@@ -262,6 +289,7 @@ class Puller:
         sums: list[tuple[torch.Tensor, Block, int, Block, int]] = []
         filled = 0
         for message in (self._course.program.messages[index] for index in indices):
+            step.nbytes += message.nbytes
             bucket = None if message.direct else slab[filled : filled + message.nbytes]
             filled += 0 if message.direct else _aligned(message.nbytes)
             target = targets[message.parts[0].parameter]
@@ -315,24 +343,23 @@ class _Temporaries:
     def payload(self, message: Message) -> torch.Tensor:
         return _in_place(self.allocate(message.parts[0].parameter), message)
 
-    def scatter(self, parts: Sequence[tuple[Part, torch.Tensor | None]]) -> None:
-        entries = [
+    def tables(
+        self, parts: Sequence[tuple[Part, torch.Tensor | None]], units: Sequence[int]
+    ) -> tuple[CopyTable | None, SumTable | None]:
+        """What scatters the parts that lie in slabs, and what adds up all of them."""
+        copies = [
             (place, Block.contiguous(0, part.block.elements), self._held[part.parameter], part.block)
             for part, place in parts
             if place is not None
         ]
-        if entries:
-            CopyTable.build(entries).run()
-
-    def add_sums(
-        self, parts: Sequence[tuple[Part, torch.Tensor | None]], units: Sequence[int], sums: torch.Tensor
-    ) -> None:
-        """Adds what the parts hold now."""
-        entries = [
+        sums = [
             (self._held[part.parameter], part.block, part.source, part.source_block, units[part.source])
             for part, _ in parts
         ]
-        SumTable.build(entries, sources=len(self._manifest.tensors)).run(sums)
+        return (
+            CopyTable.build(copies) if copies else None,
+            SumTable.build(sums, sources=len(self._manifest.tensors)) if sums else None,
+        )
 
     def release(self, parameter: int, source: int) -> tuple[str, torch.Tensor]:
         """The whole tensor in its own shape, under its name; it is forgotten here."""

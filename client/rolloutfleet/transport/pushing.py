@@ -16,12 +16,14 @@ from rolloutfleet.layout.holdings import Holdings
 from rolloutfleet.layout.layout import Layout
 from rolloutfleet.layout.program import Message, Part
 from rolloutfleet.sources.source import Span, WeightSource
+from rolloutfleet.tiles.aliases import alias_of
 from rolloutfleet.tiles.copying import CopyTable
 from rolloutfleet.tiles.digesting import SumTable, sums_digest
 from rolloutfleet.transport.courses import Course, audiences_of, plan_course
 from rolloutfleet.transport.greeting import greet
 from rolloutfleet.transport.group import Group, ending_on_failure
 from rolloutfleet.transport.lanes import Lane, Mark, await_mark, working_on
+from rolloutfleet.transport.opening import open_transfer
 from rolloutfleet.transport.routes import Route, first_hops
 from rolloutfleet.transport.tables import share_sums
 
@@ -53,8 +55,10 @@ class _Step:
     """What is begun together, resolved to memory."""
 
     copies: CopyTable | None = None
+    casts: tuple[list[torch.Tensor], list[torch.Tensor]] = field(default_factory=lambda: ([], []))
+    """Views of the slab, and views of source tensors of another type that go there."""
     reads: list[tuple[int, Block, torch.Tensor]] = field(default_factory=list)
-    """Source pieces that have to be fetched anew each time, and the part of the slab that takes them."""
+    """Source pieces that are scattered or lie on another device, and the part of the slab that takes them."""
     messages: list[tuple[Course, torch.Tensor]] = field(default_factory=list)
     sums: list[tuple[int, SumTable]] = field(default_factory=list)
 
@@ -92,7 +96,6 @@ class Pusher:
         self._slabs: list[torch.Tensor] = []
         self._steps: list[_Step] = []
         self._addresses: Hashable = None
-        self._aimed: WeightSource | None = None
         with ending_on_failure(group):
             greet(group, self._courses, self._trainer_ranks, deadline)
 
@@ -102,22 +105,17 @@ class Pusher:
         return sum(slab.numel() for slab in self._slabs)
 
     def aim(self, source: WeightSource) -> None:
-        """Lays out tables and slabs for a source's tensors where they lie now, or finds them where they were.
+        """Lays out tables and slabs for a bound source's tensors where they lie now, or finds them where they were.
 
-        :meth:`push` does this first, unless it was done since the last push for the same source: call it before engines pause, and keep
-        the tensors in their places until the push. They stay alive until another source is aimed at. Raises ValueError naming the first
-        tensor that no longer fits the manifest.
+        The tensors must stay in their places until they have been pushed; they are not kept alive. Raises ValueError for a part that the
+        source does not hold.
         """
-        self._aimed = None
-        source.bind(self._manifest)
         addresses = source.addresses()
         if not self._steps or addresses != self._addresses:
-            # The former tensors may be garbage by now but for these tables.
             self._addresses, self._steps = None, []
             with working_on(self._group.device):
                 self._lay_out(source)
             self._addresses = addresses
-        self._aimed = source
 
     def _lay_out(self, source: WeightSource) -> None:
         drafts = [
@@ -127,20 +125,24 @@ class Pusher:
         size = max((draft.filled for draft in drafts), default=0)
         if not self._slabs or self._slabs[0].numel() < size:
             self._slabs.clear()
-            self._slabs += [torch.empty(size, dtype=torch.uint8, device=self._group.device) for _ in range(RING)]
+            for _ in range(RING):
+                slab = torch.empty(size, dtype=torch.uint8, device=self._group.device)
+                # A transfer that fails may leave work behind, and this object dropped before it is done.
+                for lane in (self._pack, self._wire, self._sum):
+                    lane.uses(slab)
+                self._slabs.append(slab)
         sources = len(self._manifest.tensors)
         self._steps = [draft.resolve(self._slabs[number % RING], sources) for number, draft in enumerate(drafts)]
 
     def push(self, source: WeightSource, deadline: float) -> Pushed:
-        """What was sent, once every byte of this rank's share has left and, on rank 0, all sums are added up.
+        """What was sent of the source, once every byte of this rank's share has left and, on rank 0, all sums are added up.
 
-        Weights must be complete on this thread's current CUDA stream or the default one. Raises ValueError before anything moves for a
-        tensor that no longer fits the manifest, else TimeoutError, ConnectionAbortedError and ConnectionError as the group does; any
-        failure after the first byte ends the group.
+        Weights must be complete, or queued on the device's default CUDA stream. Raises ValueError when the source's tensors do not lie
+        where the one aimed at last had them, else TimeoutError, ConnectionAbortedError and ConnectionError as the group does, which end
+        the group.
         """
-        if self._aimed is not source:
-            self.aim(source)
-        self._aimed = None
+        if self._addresses is None or source.addresses() != self._addresses:
+            raise ValueError("nothing is aimed at, or something that lies elsewhere; call aim() with this source first")
         with ending_on_failure(self._group), working_on(self._group.device), torch.no_grad():
             sums = self._send(source, deadline)
         totals = sums.cpu()
@@ -167,12 +169,17 @@ class Pusher:
         shape = (len(self._courses), len(self._manifest.tensors), 2)
         with self._sum.current():
             sums = torch.zeros(shape, dtype=torch.int64, device=self._group.device)
+        if self._group.rank == 0:
+            with self._wire.current():
+                open_transfer(self._group, self._courses, deadline)
         free: list[tuple[Mark, ...]] = [()] * RING
         for number, step in enumerate(self._steps):
             with self._pack.current():
                 self._pack.follow(*free[number % RING])
                 if step.copies is not None:
                     step.copies.run()
+                if step.casts[0]:
+                    torch._foreach_copy_(*step.casts)
                 for index, block, place in step.reads:
                     place.copy_(source.read(index, block, place.dtype, place.device))
             packed = self._pack.mark()
@@ -210,6 +217,7 @@ class _Draft:
         self._device = group.device
         self._source = source
         self._copies: list[tuple[Span, int, torch.dtype]] = []
+        self._casts: list[tuple[Span, int, torch.dtype]] = []
         self._reads: list[tuple[Part, int, torch.dtype]] = []
         self._messages: list[tuple[Course, torch.Tensor | range]] = []
         self._sums: dict[int, list[Callable[[torch.Tensor], SumEntry]]] = {}
@@ -221,7 +229,8 @@ class _Draft:
                     self._add(index, course, message)
 
     def _add(self, index: int, course: Course, message: Message) -> None:
-        spans = [self._lasting(course, part) for part in message.parts]
+        located = [self._locate(part) for part in message.parts]
+        spans = [_lasting(found, _dtype(course, part)) for part, found in zip(message.parts, located, strict=True)]
         entries = self._sums.setdefault(index, [])
         straight = _straight(message, spans)
         base = self.filled
@@ -230,29 +239,28 @@ class _Draft:
         else:
             self.filled = -(-(base + message.nbytes) // _ALIGNMENT) * _ALIGNMENT
             self._messages.append((course, range(base, base + message.nbytes)))
-        for part, found in zip(message.parts, spans, strict=True):
+        for part, found, lasting in zip(message.parts, located, spans, strict=True):
             dtype = _dtype(course, part)
             unit = course.program.units[part.source]
             if straight is None:
                 self._pack(part, base + part.position, dtype, found)
-            entries.append(_sum_entry(part, base + part.position, dtype, unit, found))
+            entries.append(_sum_entry(part, base + part.position, dtype, unit, lasting))
+
+    def _locate(self, part: Part) -> tuple[Span, ...] | None:
+        """Where the part lies on the group's device; None where it has to be fetched each time."""
+        spans = self._source.spans(part.source, part.source_block)
+        if spans is None or any(span.tensor.device != self._device for span in spans):
+            return None
+        # What is laid out outlives the trainer's interest in its tensors.
+        return tuple(Span(alias_of(span.tensor), span.block) for span in spans)
 
     def _pack(self, part: Part, start: int, dtype: torch.dtype, found: tuple[Span, ...] | None) -> None:
         if found is None:
             self._reads.append((part, start, dtype))
             return
         for span in found:
-            self._copies.append((span, start, dtype))
+            (self._copies if span.tensor.dtype == dtype else self._casts).append((span, start, dtype))
             start += span.block.elements * dtype.itemsize
-
-    def _lasting(self, course: Course, part: Part) -> tuple[Span, ...] | None:
-        """Where the part lies in memory that can be read as it is; None where it has to be fetched, cast or moved each time."""
-        spans = self._source.spans(part.source, part.source_block)
-        if spans is None:
-            return None
-        dtype = _dtype(course, part)
-        fits = all(span.tensor.dtype == dtype and span.tensor.device == self._device for span in spans)
-        return spans if fits else None
 
     def resolve(self, slab: torch.Tensor, sources: int) -> _Step:
         """The step with its slab."""
@@ -262,6 +270,10 @@ class _Draft:
             place = slab[start : start + elements * dtype.itemsize].view(dtype)
             copies.append((span.tensor, span.block, place, Block.contiguous(0, elements)))
         step = _Step(copies=CopyTable.build(copies) if copies else None)
+        for span, start, dtype in self._casts:
+            place = slab[start : start + span.block.elements * dtype.itemsize].view(dtype)
+            step.casts[0].append(place.view(span.block.rows, span.block.run))
+            step.casts[1].append(span.view)
         for part, start, dtype in self._reads:
             elements = part.block.elements
             place = slab[start : start + elements * dtype.itemsize].view(dtype)
@@ -274,6 +286,11 @@ class _Draft:
             table = SumTable.build([entry(slab) for entry in entries], sources=sources)
             step.sums.append((course_number, table))
         return step
+
+
+def _lasting(spans: tuple[Span, ...] | None, dtype: torch.dtype) -> tuple[Span, ...] | None:
+    """The spans, where what lies there is sent as it is."""
+    return spans if spans is not None and all(span.tensor.dtype == dtype for span in spans) else None
 
 
 def _straight(message: Message, spans: Sequence[tuple[Span, ...] | None]) -> torch.Tensor | None:
@@ -290,8 +307,9 @@ def _straight(message: Message, spans: Sequence[tuple[Span, ...] | None]) -> tor
 def _sum_entry(
     part: Part, start: int, dtype: torch.dtype, unit: int, found: tuple[Span, ...] | None
 ) -> Callable[[torch.Tensor], SumEntry]:
-    """The part's line in a sum table: over the trainer's own memory where it lies there in one block, else over what was packed."""
-    if found is not None and len(found) == 1:
+    """The part's line in a sum table: over the trainer's own memory where it lies there in one block whose runs are whole words, else over
+    what was packed."""
+    if found is not None and len(found) == 1 and found[0].block.run * dtype.itemsize % unit == 0:
         span = found[0]
         return lambda _: (span.tensor, span.block, part.source, part.source_block, unit)
     elements = part.block.elements

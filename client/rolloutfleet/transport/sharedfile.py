@@ -55,21 +55,24 @@ class SharedFile:
         self.octets = torch.frombuffer(mmap.mmap(lock, nbytes), dtype=torch.uint8)
 
 
-def map_file(name: str, nbytes: int) -> torch.Tensor:
+def map_file(name: str, nbytes: int, *, pinned: bool = False) -> torch.Tensor:
     """The memory behind a name, as a uint8 tensor that shows what the owner writes; unmapped when the last view of it is gone.
 
-    Writing to the tensor ends the process. Raises ValueError for a name that no :class:`SharedFile` has, FileNotFoundError when the owner
-    has given it up, and OSError when it is smaller than ``nbytes``.
+    It is to be read only: writing to the tensor ends the process, unless the memory is pinned, so that GPUs copy it at the speed of
+    their bus. Raises ValueError for a name that no :class:`SharedFile` has, FileNotFoundError when the owner has given it up, and OSError
+    when it is smaller than ``nbytes`` or cannot be pinned.
     """
     if not _NAME.fullmatch(name):
         raise ValueError(f"{name!r} is no name of shared memory; it must match {_NAME.pattern}")
     path = SHARED_MEMORY / name
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    # CUDA pins only pages that it could write.
+    access, protection = (os.O_RDWR, mmap.PROT_READ | mmap.PROT_WRITE) if pinned else (os.O_RDONLY, mmap.PROT_READ)
+    descriptor = os.open(path, access | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         size = os.fstat(descriptor).st_size
         if size < nbytes:
             raise OSError(f"{path} has {size} bytes, the trainer speaks of {nbytes}")
-        address = _libc().mmap(None, nbytes, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
+        address = _libc().mmap(None, nbytes, protection, mmap.MAP_SHARED, descriptor, 0)
         if address == _FAILED:
             raise OSError(ctypes.get_errno(), f"cannot map {nbytes} bytes of {path}: {os.strerror(ctypes.get_errno())}")
     finally:
@@ -77,7 +80,21 @@ def map_file(name: str, nbytes: int) -> torch.Tensor:
     # Python's own mmap gives torch a buffer that it calls unsafe unless pages are writable.
     memory = (ctypes.c_ubyte * nbytes).from_address(address)
     weakref.finalize(memory, _libc().munmap, address, nbytes).atexit = False
+    if pinned:
+        _pin(memory, address, nbytes)
     return torch.frombuffer(memory, dtype=torch.uint8)
+
+
+def _pin(memory: ctypes.Array[ctypes.c_ubyte], address: int, nbytes: int) -> None:
+    runtime = torch.cuda.cudart()
+    failure = int(runtime.cudaHostRegister(address, nbytes, 0))
+    if failure:
+        raise OSError(
+            f"CUDA cannot pin {nbytes} bytes of the trainer's memory (cudaHostRegister gives {failure}); the pod's limit of locked memory "
+            "may be too low"
+        )
+    # Finalizers of one object run in the reverse order of their making: unpinned first, then unmapped.
+    weakref.finalize(memory, runtime.cudaHostUnregister, address).atexit = False
 
 
 def remove_orphans() -> None:

@@ -13,6 +13,8 @@ from torch.distributed import DistError, PrefixStore, Store, TCPStore
 from rolloutfleet.routing import local_address_towards
 
 _POLL_SECONDS: Final = 0.02
+_FIRST_POLL_SECONDS: Final = 0.0005
+"""Engines may be paused while a member is waited for that will be there in a moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +116,11 @@ def await_value(store: Store, key: str, deadline: float, cancelled: threading.Ev
 
 def _await_keys(store: Store, keys: Sequence[str], what: str, deadline: float, cancelled: threading.Event) -> bool:
     # Store.wait would hold the client's lock, ignore cancellation and log a warning at each timeout.
+    pause = _FIRST_POLL_SECONDS
     while not store.check(list(keys)):
         if time.monotonic() >= deadline:
             return False
-        if cancelled.wait(_POLL_SECONDS):
+        if cancelled.wait(pause):
             raise ConnectionAbortedError(f"{what} was cancelled")
+        pause = min(pause * 1.25, _POLL_SECONDS)
     return True

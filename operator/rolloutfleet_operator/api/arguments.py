@@ -7,7 +7,8 @@ from typing import Final
 _EXPERTS = (
     "experts would move between ranks, and a refit would write their weights where they no longer are, so remove it"
 )
-_ADAPTERS = "a refit writes the model's own weights, whose names adapters change, so remove it"
+_ADAPTERS = "set spec.engine.lora instead"
+_OWN_ADAPTERS = "adapters come from the trainer, by Fleet.refit_adapter(), so remove it"
 _DRAFT = "a refit does not reach the weights of a draft, so remove it"
 _HTTP = "engines answer plain HTTP on port 8000 of their pod, so remove it"
 _KEPT_OUTSIDE = "what it keeps outside the engine was computed with old weights and would outlive a refit, so remove it"
@@ -40,6 +41,7 @@ SHADOWED: Final[Mapping[str, str]] = {
     "enable-elastic-ep": _ONE_POD,
     "enable-eplb": _EXPERTS,
     "enable-fault-tolerance": _ONE_POD,
+    "default-mm-loras": _OWN_ADAPTERS,
     "enable-lora": _ADAPTERS,
     "enable-ssl-refresh": _HTTP,
     "eplb-config": _EXPERTS,
@@ -52,9 +54,12 @@ SHADOWED: Final[Mapping[str, str]] = {
     "kv-offloading-size": _KEPT_OUTSIDE,
     "kv-transfer-config": _KEPT_OUTSIDE,
     "load-format": "set spec.model.loadFormat instead",
-    "lora-modules": _ADAPTERS,
+    "lora-modules": _OWN_ADAPTERS,
+    "lora-target-modules": _ADAPTERS,
     "master-addr": _ONE_POD,
     "master-port": _ONE_POD,
+    "max-lora-rank": _ADAPTERS,
+    "max-loras": _ADAPTERS,
     "max-model-len": "set spec.model.maxModelLength instead",
     "middleware": _LAUNCHER,
     "model": "set spec.model.name and spec.model.source instead",

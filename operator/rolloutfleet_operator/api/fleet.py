@@ -27,6 +27,7 @@ from rolloutfleet_operator.naming import RESERVED_KEY_PREFIXES
 LabelValue = Annotated[str, Field(max_length=63)]
 AnnotationValue = Annotated[str, Field(max_length=4096)]
 ArgumentValue = Annotated[str, Field(max_length=4096)]
+ModuleName = Annotated[str, Field(max_length=128, pattern="^[A-Za-z0-9_.]+$")]
 
 
 class LoadFormat(StrEnum):
@@ -158,6 +159,31 @@ class ParallelismSpec(ApiModel):
     )
 
 
+class LoraSpec(ApiModel):
+    """Adapters that trainers may give to the engines beside the model's own weights."""
+
+    max_rank: int = Field(
+        default=16,
+        ge=1,
+        le=512,
+        description="maxRank is the highest rank of an adapter; engines have room for the next rank that vLLM knows: "
+        "1, 8, 16, 32, 64, 128, 256, 320 or 512.",
+    )
+    max_adapters: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="maxAdapters is how many adapters are served at once. Each takes two of vLLM's slots, so that requests end with the "
+        "version that they began with while later ones take the next; adapters beyond that take turns.",
+    )
+    target_modules: tuple[ModuleName, ...] = Field(
+        default=(),
+        max_length=64,
+        description="targetModules are the modules that adapters may change, such as q_proj; all that vLLM knows unless set.",
+        json_schema_extra=schema(list_type="set"),
+    )
+
+
 class EngineSpec(ApiModel):
     """How vLLM runs in each engine pod."""
 
@@ -192,6 +218,9 @@ class EngineSpec(ApiModel):
         max_length=128,
         description="env are further environment variables of the engine.",
         json_schema_extra=schema(list_type="map", list_map_keys=["name"]),
+    )
+    lora: LoraSpec | None = Field(
+        default=None, description="lora lets trainers give adapters to the engines; none are taken unless set."
     )
     resources: Resources = Field(
         default_factory=Resources, description="resources are the engine container's compute resources besides GPUs."

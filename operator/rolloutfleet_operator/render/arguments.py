@@ -1,13 +1,17 @@
 """The command line of ``vllm serve``."""
 
 from rolloutfleet.contract.names import GENERATION_PORT
-from rolloutfleet_operator.api.fleet import Dtype, LoadFormat, RolloutFleetSpec
+from rolloutfleet_operator.api.fleet import Dtype, LoadFormat, LoraSpec, RolloutFleetSpec
 
 MODEL_PATH = "/models/model"
 """Where a model that is not from the hub is mounted."""
 
 _LOAD_FORMATS = {LoadFormat.AUTO: "auto", LoadFormat.DUMMY: "dummy"}
 _DTYPES = {Dtype.AUTO: "auto", Dtype.BFLOAT16: "bfloat16", Dtype.FLOAT16: "float16", Dtype.FLOAT32: "float32"}
+
+
+_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The values of --max-lora-rank."""
 
 
 def render_arguments(spec: RolloutFleetSpec) -> list[str]:
@@ -27,8 +31,19 @@ def render_arguments(spec: RolloutFleetSpec) -> list[str]:
         own["revision"] = model.revision
     arguments = [MODEL_PATH if local else model.name]
     arguments += [f"--{key}={value}" for key, value in own.items()]
+    if spec.engine.lora is not None:
+        arguments += _lora_arguments(spec.engine.lora)
     # A dotted name always gets its "=": without one, vLLM would take the next argument for its value.
     arguments += [
         f"--{key}={value}" if value or "." in key else f"--{key}" for key, value in sorted(spec.engine.args.items())
     ]
+    return arguments
+
+
+def _lora_arguments(lora: LoraSpec) -> list[str]:
+    """Two slots for each adapter: the version of requests in flight, and the next one."""
+    rank = next(rank for rank in _LORA_RANKS if rank >= lora.max_rank)
+    arguments = ["--enable-lora", f"--max-lora-rank={rank}", f"--max-loras={2 * lora.max_adapters}"]
+    if lora.target_modules:
+        arguments += ["--lora-target-modules", *sorted(lora.target_modules)]
     return arguments

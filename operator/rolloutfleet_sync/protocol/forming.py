@@ -37,6 +37,10 @@ from rolloutfleet_sync.protocol.refit import write_intent
 from rolloutfleet_sync.protocol.transport import Parties, choose_adapter_transport, choose_transport
 from rolloutfleet_sync.protocol.verification import layout_digests
 
+KEPT_MANIFESTS = 2
+KEPT_ADAPTERS = 64
+"""How many of each kind every rank remembers, by when it was last used."""
+
 GATHERABLE = frozenset({WorkerState.SERVING, WorkerState.PAUSED, WorkerState.DIRTY})
 
 
@@ -71,6 +75,7 @@ def has_reported(draft: Draft, record: MemberRecord) -> bool:
         and not record.abort_owed
         and not is_member_busy(draft.state, record)
         and record.report is not None
+        and not record.report.lending
         and record.reported_by >= draft.refit.first_call
     )
 
@@ -232,7 +237,14 @@ def _choose(draft: Draft) -> None:
 
 
 def _with_layouts(group: Group, refit: Refit) -> Group:
-    return replace(group, layouts={**group.layouts, refit.manifest_digest: refit.layouts})
+    """The group with this manifest as the one used last; what workers have forgotten for its sake has to be checked again."""
+    key, is_adapter = refit.manifest_digest, refit.adapter is not None
+    layouts = {digest: known for digest, known in group.layouts.items() if digest != key} | {key: refit.layouts}
+    adapters = group.adapters | {key} if is_adapter else group.adapters
+    alike = [digest for digest in layouts if (digest in adapters) == is_adapter]
+    for forgotten in alike[: -(KEPT_ADAPTERS if is_adapter else KEPT_MANIFESTS)]:
+        del layouts[forgotten]
+    return replace(group, layouts=layouts, adapters=adapters.intersection(layouts))
 
 
 def _join(draft: Draft, session: Session, choice: Choice) -> None:

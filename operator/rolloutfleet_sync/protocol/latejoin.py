@@ -3,18 +3,28 @@
 Between refits, a member that is up, has been told the version and does not hold it borrows it from a member that serves it: ``lend`` to the
 donor, which goes on serving, then ``borrow`` to the late one, in kernel format, rank from rank. Commit, resume and admission follow as the
 ordinary work of :mod:`~rolloutfleet_sync.protocol.members`. A donor lends to one peer at a time, several donors lend at once. The calls
-carry the current epoch, so a kept group stays valid; the next refit re-forms it when its members have changed. An attempt that fails is
-made again later, each time after a longer wait. A refit that begins ends every loan: the group has to be formed anew for the late member
-anyway, and brings it a newer version. Without a peer the member waits for that refit.
+carry the current epoch, and a donor whose loan ends early is told to ``let-go``, so a kept group stays valid; the next refit re-forms it
+when its members have changed. An attempt that fails is made again later, each time after a longer wait, but not with a donor whose weights
+the borrower has refused for their shape. A refit or a sleep that begins ends every loan. Without a peer the member waits for that refit.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from rolloutfleet.contract.policy import Wire
-from rolloutfleet.contract.problems import Problem
+from rolloutfleet.contract.problems import Problem, ProblemCode
 from rolloutfleet.contract.worker import Borrow, Lend, LendReport, ReceiveReport, WorkerReport, WorkerState
 from rolloutfleet_sync.protocol.draft import Draft
-from rolloutfleet_sync.protocol.members import is_admitted, is_member_busy, is_on_loan, leave_epoch, poll_member_again
+from rolloutfleet_sync.protocol.fanout import GRACE_SECONDS
+from rolloutfleet_sync.protocol.members import (
+    is_admitted,
+    is_member_busy,
+    is_on_loan,
+    leave_alone,
+    leave_epoch,
+    let_go,
+    poll_member_again,
+)
 from rolloutfleet_sync.protocol.model import Loan, MemberRecord, State, Verb
 
 BORROWERS = frozenset({WorkerState.SERVING, WorkerState.PAUSED, WorkerState.DIRTY})
@@ -26,16 +36,18 @@ def offer_loan(draft: Draft, pod_uid: str) -> None:
     """Begin to give this member the committed version, if it lacks it and a peer can lend it now."""
     state = draft.state
     record = state.members.get(pod_uid)
-    if record is None or not _wants_loan(draft, record):
+    if record is None or record.report is None or not _wants_loan(draft, record):
         return
-    known = state.loans.get(pod_uid)
-    loan = known if known is not None and known.version == state.version else Loan(state.version)
+    loan = state.loans.get(pod_uid)
+    if loan is None or loan.version != state.version:
+        loan = Loan(state.version, record.report.instance)
+    elif loan.instance != record.report.instance:
+        loan = replace(loan, instance=record.report.instance, misfits=frozenset())
     if draft.now < loan.retry_at:
         return
-    donor = _find_donor(state, record, loan.attempts)
+    donor = _find_donor(state, record, loan)
     if donor is None or donor.report is None:
         return
-    _change_loan(draft, pod_uid, replace(loan, donor=donor.member.pod_uid, lent=None))
     seconds = float(state.policy.deadlines.transferring_seconds)
     wire = Wire.NCCL if set(donor.report.devices) - {CPU} else Wire.GLOO
     message = Lend(
@@ -44,7 +56,15 @@ def offer_loan(draft: Draft, pod_uid: str) -> None:
         wire=wire,
         deadline_seconds=seconds,
     )
-    draft.call(donor, Verb.LEND, message, seconds, borrower=pod_uid)
+    begun = replace(
+        loan,
+        donor=donor.member.pod_uid,
+        donor_instance=donor.report.instance,
+        deadline=draft.now + seconds,
+        lent=None,
+    )
+    _change_loan(draft, pod_uid, begun)
+    draft.call(donor, Verb.LEND, message, seconds + GRACE_SECONDS, borrower=pod_uid)
     draft.publish()
 
 
@@ -67,28 +87,41 @@ def _wants_loan(draft: Draft, record: MemberRecord) -> bool:
     )
 
 
-def _find_donor(state: State, borrower: MemberRecord, attempts: int) -> MemberRecord | None:
+def _find_donor(state: State, borrower: MemberRecord, loan: Loan) -> MemberRecord | None:
     """A free member that serves the version on as many ranks and devices of one kind; another one at each attempt."""
-    lending = {loan.donor for loan in state.loans.values()}
+    lending = {other.donor for other in state.loans.values()}
     donors = [
         record
         for uid, record in sorted(state.members.items(), key=lambda item: item[1].member.engine)
         if uid not in lending
         and record.member.ranks == borrower.member.ranks
         and is_admitted(record, state.version)
-        and _serves(record.report)
+        and _serves(record.report, loan)
+        and not record.abort_owed
         and not is_member_busy(state, record)
         and _on_cpus(record) == _on_cpus(borrower)
+        and not _gpus(record) & _gpus(borrower)  # NCCL takes every GPU once
     ]
-    return donors[attempts % len(donors)] if donors else None
+    return donors[loan.attempts % len(donors)] if donors else None
 
 
-def _serves(report: WorkerReport | None) -> bool:
-    return report is not None and report.state is WorkerState.SERVING
+def _serves(report: WorkerReport | None, loan: Loan) -> bool:
+    """Whether this may be lent: live weights that nothing beside them is about to replace, of a process that was not refused before."""
+    return (
+        report is not None
+        and report.state is WorkerState.SERVING
+        and not report.staged
+        and not report.lending
+        and report.instance not in loan.misfits
+    )
+
+
+def _gpus(record: MemberRecord) -> set[str]:
+    return set(record.report.devices) - {CPU} if record.report is not None else set()
 
 
 def _on_cpus(record: MemberRecord) -> bool:
-    return record.report is not None and not set(record.report.devices) - {CPU}
+    return record.report is not None and not _gpus(record)
 
 
 def _change_loan(draft: Draft, borrower: str, loan: Loan) -> None:
@@ -102,13 +135,15 @@ def note_lend(draft: Draft, borrower: str, report: LendReport) -> None:
     if loan is None or not loan.donor:
         return
     if record is None or record.report is None:
-        fail_loan(draft, borrower, "the borrower left the fleet")
+        raise AssertionError("the loan of a pod that has left is ended with it")
+    _change_loan(draft, borrower, replace(loan, lent=report))
+    if len(report.live_digests) != record.member.ranks or not all(report.live_digests):
+        given = len([digest for digest in report.live_digests if digest])
+        _break(draft, borrower, f"it gave {given} live digests for {record.member.ranks} ranks", loan.donor)
         return
-    deadlines = state.policy.deadlines
-    seconds = float(deadlines.transferring_seconds)
+    seconds = max(loan.deadline - draft.now, 0.001)
     donor = state.members.get(loan.donor)
     wire = Wire.GLOO if donor is None or _on_cpus(donor) else Wire.NCCL
-    _change_loan(draft, borrower, replace(loan, lent=report))
     message = Borrow(
         **draft.header(borrower, record.report.instance),
         version=loan.version,
@@ -117,9 +152,9 @@ def note_lend(draft: Draft, borrower: str, report: LendReport) -> None:
         shape=report.shape,
         adapters=report.adapters,
         deadline_seconds=seconds,
-        hold_seconds=float(2 * deadlines.committing_seconds),
+        hold_seconds=float(2 * state.policy.deadlines.committing_seconds),
     )
-    draft.call(record, Verb.BORROW, message, seconds, borrower=borrower)
+    draft.call(record, Verb.BORROW, message, seconds + GRACE_SECONDS, borrower=borrower)
 
 
 def note_borrow(draft: Draft, borrower: str, report: ReceiveReport) -> None:
@@ -157,7 +192,8 @@ def fail_loan(draft: Draft, borrower: str, why: str) -> None:
 
 def _end_attempt(draft: Draft, borrower: str, loan: Loan, problem: str) -> None:
     wait = min(draft.state.timing.borrowing_retry * 2**loan.attempts, LONGEST_RETRY_SECONDS)
-    _change_loan(draft, borrower, Loan(loan.version, loan.attempts + 1, problem, draft.now + wait))
+    ended = replace(loan, attempts=loan.attempts + 1, problem=problem, retry_at=draft.now + wait)
+    _change_loan(draft, borrower, replace(ended, donor="", donor_instance="", deadline=float("inf"), lent=None))
 
 
 def note_loan_failure(draft: Draft, borrower: str, verb: Verb, problem: Problem, *, refused: bool) -> None:
@@ -165,33 +201,70 @@ def note_loan_failure(draft: Draft, borrower: str, verb: Verb, problem: Problem,
     loan = draft.state.loans.get(borrower)
     if loan is None or not loan.donor:
         return
-    fail_loan(draft, borrower, problem.message)
+    if verb is Verb.BORROW and refused and problem.code is ProblemCode.WRONG_STATE:
+        # It compares shapes before anything else: the same two would end up here again, at the price of a digest of all weights each.
+        _change_loan(draft, borrower, replace(loan, misfits=loan.misfits | {loan.donor_instance}))
     involved = [] if verb is Verb.LEND and refused else [loan.donor]
     if verb is Verb.BORROW and not refused:
         involved.append(borrower)
-    if involved:
-        leave_epoch(draft, involved, f"the loan ended: {problem.message}")
+    _break(draft, borrower, problem.message, *involved)
 
 
-def lose_silent_loans(draft: Draft) -> None:
-    """A loan ends early when one of its two has been silent for too long."""
-    state = draft.state
-    for borrower, loan in state.loans.items():
-        for uid in (borrower, loan.donor) if loan.donor else ():
-            record = state.members.get(uid)
-            if record is None or draft.now - record.failing_since >= state.timing.unreachable:
-                why = (
-                    f"{record.pod_name if record else 'the donor'} has not answered for {state.timing.unreachable:g} s"
-                )
-                fail_loan(draft, borrower, why)
-                leave_epoch(draft, (borrower, loan.donor), f"the loan ended: {why}")
-                break
+def _break(draft: Draft, borrower: str, why: str, *involved: str) -> None:
+    """Give the attempt up, and have these of its two sides leave it."""
+    loan = draft.state.loans[borrower]
+    fail_loan(draft, borrower, why)
+    _release(draft, loan, involved, f"the loan ended: {why}")
+
+
+def _release(draft: Draft, loan: Loan, involved: Iterable[str], reason: str) -> None:
+    for uid in involved:
+        if uid != loan.donor:
+            leave_alone(draft, uid, reason)
+        elif loan.lent is not None:
+            let_go(draft, uid)
+        else:
+            leave_epoch(draft, (uid,), reason)  # it may not have begun: only a newer epoch keeps it from that
+
+
+def lose_broken_loans(draft: Draft) -> None:
+    """End every loan whose two sides do not stand as they did when it began; those of pods that left are forgotten."""
+    for borrower, loan in tuple(draft.state.loans.items()):
+        broken = _find_break(draft, borrower, loan) if loan.donor else None
+        if broken is not None:
+            why, involved = broken
+            _break(draft, borrower, why, *involved)
+    members = draft.state.members
+    if not members.keys() >= draft.state.loans.keys():
+        draft.change(loans={uid: loan for uid, loan in draft.state.loans.items() if uid in members})
+
+
+def _find_break(draft: Draft, borrower: str, loan: Loan) -> tuple[str, tuple[str, ...]] | None:
+    """Why the loan cannot go on, and who has to be told; None while it can."""
+    taker, donor = draft.state.members.get(borrower), draft.state.members.get(loan.donor)
+    if donor is None:
+        return "it left the fleet", (borrower,)
+    if taker is None:
+        return "the borrower left the fleet", (loan.donor,)
+    silence = draft.state.timing.unreachable
+    for record in (taker, donor):
+        if draft.now - record.failing_since >= silence:
+            return f"{record.pod_name} has not answered for {silence:g} s", (borrower, loan.donor)
+    said = donor.report
+    if said is not None and said.instance != loan.donor_instance:
+        return f"the container of {donor.pod_name} restarted", (borrower,)
+    if said is not None and (said.state, said.version) != (WorkerState.SERVING, loan.version):
+        return f"{donor.pod_name} is {said.state.value} with version {said.version}", (borrower, loan.donor)
+    if taker.report is not None and taker.report.instance != loan.instance:
+        return f"the container of {taker.pod_name} restarted", (loan.donor,)
+    return None
 
 
 def end_loans(draft: Draft, reason: str) -> None:
     """End every loan under way: lenders and borrowers leave it, and may take part in what comes next."""
-    involved = {uid for borrower, loan in draft.state.loans.items() if loan.donor for uid in (borrower, loan.donor)}
+    loans = draft.state.loans
     draft.change(loans={})
     draft.cancel_calls({number for number, call in draft.state.calls.items() if call.borrower})
-    if involved:
-        leave_epoch(draft, involved, reason)
+    for borrower, loan in loans.items():
+        if loan.donor:
+            _release(draft, loan, (borrower, loan.donor) if loan.lent is not None else (loan.donor,), reason)

@@ -18,7 +18,6 @@ from rolloutfleet_sync.protocol.recovery import lose_commit
 from rolloutfleet_sync.protocol.refit import (
     call_again,
     finish_commit_step,
-    finish_pause_step,
     finish_resume_step,
     note_paused,
 )
@@ -45,9 +44,7 @@ def lose_member(draft: Draft, pod_uid: str, code: ProblemCode, message: str) -> 
         retry_at={uid: at for uid, at in refit.retry_at.items() if uid != pod_uid},
     )
     draft.publish()
-    if refit.step is Step.PAUSE:
-        finish_pause_step(draft)
-    elif refit.step is Step.COMMIT:
+    if refit.step is Step.COMMIT:
         finish_commit_step(draft)
     elif refit.step is Step.RESUME:
         finish_resume_step(draft)
@@ -119,7 +116,7 @@ def note_refit_failure(draft: Draft, pod_uid: str, verb: Verb, problem: Problem,
     refit = draft.refit
     if verb is Verb.ABORT:
         note_abort_failure(draft, pod_uid, problem, refused=refused)
-    elif refit.decided and verb in {Verb.PAUSE, Verb.COMMIT, Verb.RESUME} and not refused:
+    elif verb in {Verb.COMMIT, Verb.RESUME} and not refused:
         if pod_uid in refit.waiting:
             draft.change_refit(retry_at={**refit.retry_at, pod_uid: draft.now + draft.state.timing.retry})
     else:
@@ -240,7 +237,7 @@ def enforce_deadline(draft: Draft) -> None:
             )
         case Step.RECORD:
             lose_commit(draft, f"no answer within {spent}")
-        case Step.PAUSE | Step.COMMIT | Step.RESUME if refit.decided:
+        case Step.COMMIT | Step.RESUME:
             for pod_uid in sorted(refit.waiting):
                 name = refit.seat(pod_uid).pod_name
                 message = f"{name} did not answer {refit.step.value} within {spent}"

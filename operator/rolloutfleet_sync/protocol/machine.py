@@ -27,7 +27,7 @@ from rolloutfleet_sync.protocol import (
 )
 from rolloutfleet_sync.protocol.commands import Command
 from rolloutfleet_sync.protocol.draft import Draft
-from rolloutfleet_sync.protocol.model import PAUSED_PHASES, PendingCall, State, Step, Verb
+from rolloutfleet_sync.protocol.model import PendingCall, State, Step, Verb
 
 ANSWERS: dict[Verb, type[BaseModel]] = {
     Verb.REPORT: WorkerReport,
@@ -44,6 +44,7 @@ ANSWERS: dict[Verb, type[BaseModel]] = {
     Verb.SLEEP: WorkerReport,
     Verb.WAKE: WorkerReport,
     Verb.LEND: LendReport,
+    Verb.LET_GO: WorkerReport,
     Verb.BORROW: ReceiveReport,
 }
 """What a worker answers to each call."""
@@ -73,6 +74,7 @@ def _handle(draft: Draft, event: events.Event) -> None:
             _failed(draft, number, problem, refused=refused)
         case events.RosterChanged(roster):
             members.change_roster(draft, roster)
+            latejoin.lose_broken_loans(draft)
             losses.observe_roster(draft)
         case events.StatusRead(record):
             recovery.note_status(draft, record)
@@ -123,7 +125,7 @@ def _tick(draft: Draft) -> None:
     losses.lose_silent_members(draft)
     losses.repeat_calls(draft)
     losses.enforce_deadline(draft)
-    latejoin.lose_silent_loans(draft)
+    latejoin.lose_broken_loans(draft)
     members.poll_members(draft)
 
 
@@ -145,7 +147,9 @@ def _answered(draft: Draft, number: int, answer: BaseModel) -> None:
             _refit_answered(draft, call, answer)
     else:
         members.finish_background(draft, call, answer)
+        rounds.ask_held(draft, call.pod_uid)
         if isinstance(answer, WorkerReport):
+            latejoin.lose_broken_loans(draft)
             if call.verb is Verb.REPORT:
                 members.reconcile_member(draft, call.pod_uid)
                 latejoin.offer_loan(draft, call.pod_uid)
@@ -202,6 +206,7 @@ def _failed(draft: Draft, number: int, problem: Problem, *, refused: bool) -> No
             losses.note_refit_failure(draft, call.pod_uid, call.verb, problem, refused=refused)
     else:
         members.fail_background(draft, call.pod_uid, call.verb, problem, refused=refused)
+        rounds.fail_held(draft, call.pod_uid, problem)
 
 
 def _written(draft: Draft, write: int) -> None:
@@ -237,7 +242,7 @@ def may_publish(state: State) -> bool:
     """Whether a report may be written now: no durable write is under way or in doubt, and no engine waits for the sync job."""
     if state.record is None or state.reading or state.write is not None:
         return False
-    return state.active is None or state.active.phase not in PAUSED_PHASES
+    return state.active is None or not state.active.may_hold_engines
 
 
 def next_wakeup(state: State) -> float:

@@ -1,9 +1,11 @@
 """The members of the roster: polling them, and bringing each to where the fleet stands when no refit needs it.
 
 While no refit is past its ledger, a member is compared with the committed version at every report and gets at most one call at a
-time: ``abort`` when it is stuck in a group, ``commit`` when it missed one, ``admit`` when it has not been told the version, ``resume``
-when it was left paused. One that needs none of these and lacks the version may get it from a peer, see
-:mod:`~rolloutfleet_sync.protocol.latejoin`. During a refit nobody is: a pod admitted then would serve the old version beside the new one.
+time: ``abort`` when it is stuck in a group, ``let-go`` when it lends to nobody that is known, ``commit`` when it missed one (after a
+``pause`` where a staged version may not be swapped in between two steps), ``admit`` when it has not been told the version, ``resume`` when
+it was left paused. One that needs none of these and lacks the version may get it from a peer, see
+:mod:`~rolloutfleet_sync.protocol.latejoin`. During a refit nobody is compared: a pod admitted then would serve the old version beside the
+new one.
 """
 
 from collections.abc import Iterable
@@ -12,17 +14,21 @@ from dataclasses import replace
 from pydantic import BaseModel
 
 from rolloutfleet.contract.members import Roster
+from rolloutfleet.contract.policy import PauseMode
 from rolloutfleet.contract.problems import Problem, ProblemCode
 from rolloutfleet.contract.worker import (
     Abort,
     Admit,
     Commit,
+    LetGo,
+    Pause,
     Resume,
     SleepLevel,
     WorkerReport,
     WorkerState,
 )
 from rolloutfleet_sync.protocol.draft import Draft
+from rolloutfleet_sync.protocol.fanout import GRACE_SECONDS
 from rolloutfleet_sync.protocol.model import MemberRecord, PendingCall, Seat, State, Step, Verb
 
 WHOLE = frozenset({WorkerState.SERVING, WorkerState.PAUSED})
@@ -64,8 +70,7 @@ def change_roster(draft: Draft, roster: Roster) -> None:
         elif record.member != member:
             record = replace(record, member=member, poll_at=draft.now)
         members[member.pod_uid] = record
-    loans = {uid: loan for uid, loan in draft.state.loans.items() if uid in members}
-    draft.change(roster=roster, members=members, loans=loans)
+    draft.change(roster=roster, members=members)
     draft.publish()
 
 
@@ -107,6 +112,7 @@ def accept_report(draft: Draft, pod_uid: str, report: WorkerReport, call: int) -
         failure=None,
         failing_since=float("inf"),
         abort_owed=record.abort_owed and not restarted,
+        pause_failed=record.pause_failed and report.staged and not restarted,
     )
     if report.epoch > draft.state.epoch:
         draft.change(epoch=report.epoch, group=None)
@@ -190,9 +196,11 @@ def reconcile_member(draft: Draft, pod_uid: str) -> None:
     if is_on_loan(state, pod_uid):
         return
     if _missed_commit(state, report):
-        _background(draft, record, report, Verb.COMMIT)
+        _background(draft, record, report, Verb.PAUSE if _must_stand_still(state, report) else Verb.COMMIT)
     elif report.state in STUCK or report.staged or record.abort_owed:
         _background(draft, record, report, Verb.ABORT)
+    elif report.lending:
+        _background(draft, record, report, Verb.LET_GO)
     elif report.state in WHOLE and report.admitted != state.version:
         _background(draft, record, report, Verb.ADMIT)
     elif report.state is WorkerState.PAUSED:
@@ -209,22 +217,40 @@ def _missed_commit(state: State, report: WorkerReport) -> bool:
     )
 
 
+def _must_stand_still(state: State, report: WorkerReport) -> bool:
+    """Whether the copy of a staged version needs a pause first; an adapter's never does, where it is known to be one."""
+    last = state.refit
+    adapter = last is not None and last.version == state.version and last.adapter is not None
+    serves = report.staged and report.state is WorkerState.SERVING
+    return serves and state.policy.pause is not PauseMode.KEEP and not adapter
+
+
 def _background(draft: Draft, record: MemberRecord, report: WorkerReport, verb: Verb) -> None:
     uid = record.member.pod_uid
     version = draft.state.version
     if verb is Verb.ABORT and report.epoch >= draft.state.epoch:
         draft.raise_epoch()
     header = draft.header(uid, report.instance)
+    seconds = draft.state.timing.call
     match verb:
+        case Verb.PAUSE:
+            policy = draft.state.policy
+            pausing = float(policy.deadlines.pausing_seconds)
+            seconds = pausing + GRACE_SECONDS
+            # What is committed has to be published: where requests do not end in time, they are ended.
+            mode = PauseMode.ABORT if record.pause_failed else policy.pause
+            message: BaseModel = Pause(**header, mode=mode, deadline_seconds=pausing)
         case Verb.ABORT:
-            message: BaseModel = Abort(**header, reason="no refit is under way")
+            message = Abort(**header, reason="no refit is under way")
+        case Verb.LET_GO:
+            message = LetGo(**header)
         case Verb.COMMIT:
             message = Commit(**header, version=version, cache=draft.state.policy.cache)
         case Verb.RESUME:
             message = Resume(**header)
         case _:
             message = Admit(**header, version=version)
-    draft.change_member(uid, call=draft.call(record, verb, message, draft.state.timing.call))  # type: ignore[arg-type]
+    draft.change_member(uid, call=draft.call(record, verb, message, seconds))  # type: ignore[arg-type]
 
 
 def finish_background(draft: Draft, call: PendingCall, answer: BaseModel) -> None:
@@ -238,13 +264,18 @@ def finish_background(draft: Draft, call: PendingCall, answer: BaseModel) -> Non
         if call.verb is Verb.ABORT:
             draft.change_member(pod_uid, abort_owed=False)
         accept_report(draft, pod_uid, answer, call.number)
-    else:
-        draft.change_member(pod_uid, poll_at=draft.now)
+    gathers = draft.state.active is not None and draft.state.active.step is Step.GATHER
+    if not isinstance(answer, WorkerReport) or (gathers and call.verb is not Verb.REPORT):
+        draft.change_member(pod_uid, poll_at=draft.now)  # a refit that begins waits for what it asked for itself
 
 
 def fail_background(draft: Draft, pod_uid: str, verb: Verb, problem: Problem, *, refused: bool) -> None:
     """Note that a background call failed; the next report decides what to do about it."""
     draft.change_member(pod_uid, call=None)
+    if verb is Verb.PAUSE and (refused or problem.code is ProblemCode.DEADLINE_EXCEEDED):
+        draft.change_member(pod_uid, pause_failed=True)
+    if verb is Verb.LET_GO:
+        draft.change_member(pod_uid, abort_owed=True)  # whatever it lends, it will not when it has left the epoch
     if verb is Verb.REPORT or not refused:
         note_failure(draft, pod_uid, problem)
     else:
@@ -253,13 +284,18 @@ def fail_background(draft: Draft, pod_uid: str, verb: Verb, problem: Problem, *,
             draft.change_member(pod_uid, poll_at=draft.now + draft.state.timing.poll)
 
 
-def tear_down_group(draft: Draft, reason: str) -> None:
-    """End the kept group: every member leaves it; whole ones go on serving."""
+def tear_down_group(draft: Draft, reason: str, *, spare: frozenset[str] = frozenset()) -> None:
+    """End the kept group: every member leaves it; whole ones go on serving.
+
+    Those to ``spare`` leave it after their next report, when they have been told to commit what they may still hold.
+    """
     group = draft.state.group
     if group is None:
         return
     draft.raise_epoch()
-    abort_seats(draft, group.seats, reason)
+    abort_seats(draft, tuple(seat for seat in group.seats if seat.pod_uid not in spare), reason)
+    for uid in spare:
+        draft.change_member(uid, abort_owed=True)
     draft.publish()
 
 
@@ -274,6 +310,29 @@ def leave_epoch(draft: Draft, pod_uids: Iterable[str], reason: str) -> None:
         record = draft.state.members.get(uid)
         if record is not None and record.report is not None:
             _abort_member(draft, record, record.report.instance, reason)
+
+
+def leave_alone(draft: Draft, pod_uid: str, reason: str) -> None:
+    """Have one member leave the epoch, and the kept group with it where the member is in there."""
+    group, record = draft.state.group, draft.state.members.get(pod_uid)
+    if record is None or record.report is None:
+        return
+    instance = record.report.instance
+    if group is not None and any(seat.pod_uid == pod_uid and seat.instance == instance for seat in group.seats):
+        tear_down_group(draft, reason)
+    else:
+        _abort_member(draft, record, instance, reason)
+
+
+def let_go(draft: Draft, pod_uid: str) -> None:
+    """Have a member end its lending; it stays in the kept group."""
+    record = draft.state.members.get(pod_uid)
+    if record is None or record.report is None or record.abort_owed:
+        return
+    if record.call is not None:
+        draft.cancel_calls({record.call})  # the next one is due after this one's answer
+    message = LetGo(**draft.header(pod_uid, record.report.instance))
+    draft.change_member(pod_uid, call=draft.call(record, Verb.LET_GO, message, draft.state.timing.call))
 
 
 def abort_seats(draft: Draft, seats: tuple[Seat, ...], reason: str) -> None:

@@ -11,13 +11,15 @@ from rolloutfleet.contract.manifest import Manifest, ManifestFaults
 from rolloutfleet.contract.members import Member, Roster
 from rolloutfleet.contract.policy import RefitPolicy, Transport, Wire
 from rolloutfleet.contract.problems import Problem
-from rolloutfleet.contract.trainer import OpenSession, Phase, TrainerSent
+from rolloutfleet.contract.trainer import OpenSession, Phase, SleepFleet, TrainerSent, WakeFleet
 from rolloutfleet.contract.worker import LayoutSummary, LendReport, ReceiveReport, WorkerReport
 from rolloutfleet_sync.protocol.record import Record
 
 TERMINAL = frozenset({Phase.COMPLETE, Phase.FAILED})
 PAUSED_PHASES = frozenset({Phase.PAUSING, Phase.TRANSFERRING, Phase.VERIFYING, Phase.COMMITTING, Phase.RESUMING})
-"""Phases in which engines may be paused: nothing that can wait is written meanwhile."""
+"""Phases in which engines that receive in place may be paused."""
+BESIDE_PHASES = frozenset({Phase.TRANSFERRING, Phase.VERIFYING})
+"""Those of them in which engines serve on while a version arrives beside the live one."""
 
 
 class Verb(StrEnum):
@@ -37,6 +39,7 @@ class Verb(StrEnum):
     SLEEP = "sleep"
     WAKE = "wake"
     LEND = "lend"
+    LET_GO = "let-go"
     BORROW = "borrow"
 
 
@@ -105,6 +108,8 @@ class MemberRecord:
     """The background call under way; there is never more than one."""
     abort_owed: bool = False
     """An abort did not reach it."""
+    pause_failed: bool = False
+    """It did not stand still for the copy of a staged version that is committed: the next pause ends its requests."""
 
     @property
     def pod_name(self) -> str:
@@ -171,7 +176,9 @@ class Group:
     transport: Transport
     wire: Wire
     layouts: Mapping[str, Layouts] = field(default_factory=dict)
-    """By digest of each manifest that every member has found loadable."""
+    """By digest of each manifest that every member has found loadable and still remembers, the last one used last."""
+    adapters: frozenset[str] = frozenset()
+    """Those of the digests that are an adapter's."""
     prepared: Preparation | None = None
 
 
@@ -238,6 +245,11 @@ class Refit:
         """Whether the version arrives beside the live weights, while the engines serve."""
         return self.choice is not None and self.choice.staged
 
+    @property
+    def may_hold_engines(self) -> bool:
+        """Whether engines may be paused, or about to swap: nothing that can wait is written meanwhile."""
+        return self.phase in PAUSED_PHASES and not (self.staged and self.phase in BESIDE_PHASES)
+
     def seat(self, pod_uid: str) -> Seat:
         return next(seat for seat in self.seats if seat.pod_uid == pod_uid)
 
@@ -263,10 +275,15 @@ class Round:
 
     id: str
     verb: Verb
+    wish: SleepFleet | WakeFleet | None
+    seconds: float
+    """Deadline of each engine."""
     waiting: frozenset[str]
     """Pod uids."""
     answers: Mapping[str, BaseModel | Problem]
     """By pod name; a Problem from an engine that could not be asked or did not do it."""
+    held: frozenset[str] = frozenset()
+    """Those of the waiting that are asked when they have ended a loan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,13 +291,20 @@ class Loan:
     """An attempt to give an engine the committed version out of a peer's memory."""
 
     version: int
+    instance: str
+    """The borrower's."""
     attempts: int = 0
     """Those that have ended."""
+    misfits: frozenset[str] = frozenset()
+    """Instances of peers whose weights the borrower has refused for their shape."""
     problem: str = ""
     """Why the last one failed."""
     retry_at: float = float("-inf")
     donor: str = ""
     """Pod uid of the peer that lends now; empty between attempts."""
+    donor_instance: str = ""
+    deadline: float = float("inf")
+    """When the attempt has to be over."""
     lent: LendReport | None = None
 
 

@@ -145,7 +145,7 @@ def finish_committed(draft: Draft) -> None:
             member=first.member,
         )
     )
-    tear_down_group(draft, f"refit of version {refit.version} left members behind")
+    tear_down_group(draft, f"refit of version {refit.version} left members behind", spare=frozenset(refit.casualties))
     finish_refit(draft, Phase.FAILED)
 
 

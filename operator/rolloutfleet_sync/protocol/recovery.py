@@ -48,7 +48,10 @@ def note_status(draft: Draft, record: Record) -> None:
 def lose_commit(draft: Draft, message: str) -> None:
     """The commit may or may not have been written: end the refit and find out from the status."""
     refit = draft.refit
-    fate = "engines serve the version before it" if refit.staged else "engines stay fenced"
+    if not refit.staged:
+        fate = "engines stay fenced"
+    else:
+        fate = "engines stand still" if refit.pause_started is not None else "engines serve the version before it"
     draft.change(
         write=None,
         reading=True,

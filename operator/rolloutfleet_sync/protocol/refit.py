@@ -1,9 +1,10 @@
 """A refit's way from the intent to its end, in the group that :mod:`~rolloutfleet_sync.protocol.forming` has made ready.
 
 In place: write the ``intent`` -> ``pause`` -> ``receive`` -> ``verify`` -> write the ``record`` (the point of no return) -> ``commit`` ->
-``resume``. Staged: ``intent`` -> ``receive`` -> ``verify`` -> ``record``, all while the engines serve, then ``commit`` as a swap between
-two steps of the model, or ``pause`` -> ``commit`` -> ``resume`` where requests in flight must not see both versions. Each fan-out goes
-to all members at once and each step ends when nobody is waited for any more.
+``resume``. Staged: ``intent`` -> ``receive`` -> ``verify``, all while the engines serve, then ``record`` -> ``commit`` as a swap between
+two steps of the model, or ``pause`` -> ``record`` -> ``commit`` -> ``resume`` where requests in flight must not see both versions: a
+pause that fails ends the refit while everybody can still go back. Each fan-out goes to all members at once and each step ends when nobody
+is waited for any more.
 """
 
 from rolloutfleet.contract.policy import PauseMode
@@ -41,25 +42,21 @@ def _begin_pausing(draft: Draft) -> None:
     seconds = draft.state.policy.deadlines.pausing_seconds
     enter_phase(draft, Phase.PAUSING, Step.PAUSE, seconds)
     draft.change_refit(pause_started=draft.now)
-    fan_out(draft, Verb.PAUSE, lambda seat: _pause_message(draft, seat), surviving_seats(draft))
-    finish_pause_step(draft)
+    mode = draft.state.policy.pause
+    fan_out(
+        draft,
+        Verb.PAUSE,
+        lambda seat: Pause(**seat_header(draft, seat), mode=mode, deadline_seconds=float(seconds)),
+    )
 
 
-def _pause_message(draft: Draft, seat: Seat) -> Pause:
-    policy = draft.state.policy
-    seconds = float(policy.deadlines.pausing_seconds)
-    if draft.refit.staged:
-        # The commit comes next, and an engine that ended its pause before it would forget what it has staged.
-        seconds += policy.deadlines.committing_seconds
-    return Pause(**seat_header(draft, seat), mode=policy.pause, deadline_seconds=seconds)
-
-
-def finish_pause_step(draft: Draft) -> None:
-    """Go on once every engine stands still: to the transfer, or to the copy of what has been staged and decided."""
+def note_paused(draft: Draft, pod_uid: str) -> None:
+    """One member stands still; after the last one come the bytes, or the decision on those that are staged and verified."""
+    draft.change_refit(waiting=draft.refit.waiting - {pod_uid})
     if draft.refit.waiting:
         return
-    if draft.refit.decided:
-        _begin_committing(draft)
+    if draft.refit.staged:
+        _decide(draft)
     else:
         _begin_receiving(draft)
 
@@ -67,7 +64,7 @@ def finish_pause_step(draft: Draft) -> None:
 def _begin_receiving(draft: Draft) -> None:
     deadlines = draft.state.policy.deadlines
     seconds = deadlines.transferring_seconds
-    # The durable write and the commit calls have the committing deadline each; a staged version waits for the pause too.
+    # The durable write and the commit calls have the committing deadline each; a staged version waits for the pause before them too.
     hold = deadlines.verifying_seconds + 2 * deadlines.committing_seconds + deadlines.resuming_seconds
     enter_phase(draft, Phase.TRANSFERRING, Step.RECEIVE, seconds)
     refit = draft.refit
@@ -106,7 +103,7 @@ def note_receive(draft: Draft, pod_uid: str, report: ReceiveReport) -> None:
 
 
 def verify(draft: Draft) -> None:
-    """Compare digests once every worker and the trainer have given theirs; equal ones decide the commit."""
+    """Compare digests once every worker and the trainer have given theirs; equal ones are committed, after a pause where one is due."""
     refit = draft.refit
     if refit.step is not Step.VERIFY or refit.sent is None:
         return
@@ -115,27 +112,29 @@ def verify(draft: Draft) -> None:
         abort_refit(draft, problem.code, problem.message, problem.member)
         return
     first = refit.received[refit.seats[0].pod_uid]
-    live = combine_live_digests(first.live_digests or first.received_digests)
-    enter_phase(draft, Phase.COMMITTING, Step.RECORD, draft.state.policy.deadlines.committing_seconds)
-    write = draft.new_id()
-    record = Record(epoch=refit.epoch, version=refit.version)
-    draft.change(write=write)
-    draft.change_refit(live_digest=live, decided=True)
-    draft.commands.append(WriteCommit(write, record, remaining_seconds(draft)))
-
-
-def note_record(draft: Draft) -> None:
-    """The version is durable: have it published, after a pause where a staged one may not be swapped in between two steps."""
-    refit = draft.refit
-    draft.change(record=Record(epoch=max(refit.epoch, draft.state.epoch), version=refit.version))
-    draft.change_refit(committed=True)
+    draft.change_refit(live_digest=combine_live_digests(first.live_digests or first.received_digests))
     if refit.staged and refit.adapter is None and draft.state.policy.pause is not PauseMode.KEEP:
         _begin_pausing(draft)
     else:
-        _begin_committing(draft)
+        _decide(draft)
 
 
-def _begin_committing(draft: Draft) -> None:
+def _decide(draft: Draft) -> None:
+    """Write the version down as committed: the point of no return."""
+    enter_phase(draft, Phase.COMMITTING, Step.RECORD, draft.state.policy.deadlines.committing_seconds)
+    refit, write = draft.refit, draft.new_id()
+    draft.change(write=write)
+    draft.change_refit(decided=True)
+    draft.commands.append(
+        WriteCommit(write, Record(epoch=refit.epoch, version=refit.version), remaining_seconds(draft))
+    )
+
+
+def note_record(draft: Draft) -> None:
+    """The version is durable: have every engine that is left publish it."""
+    refit = draft.refit
+    draft.change(record=Record(epoch=max(refit.epoch, draft.state.epoch), version=refit.version))
+    draft.change_refit(committed=True)
     # However long the write took, engines get the whole of this deadline: they are paused until they are told.
     enter_phase(draft, Phase.COMMITTING, Step.COMMIT, draft.state.policy.deadlines.committing_seconds)
     fan_out(draft, Verb.COMMIT, lambda seat: _commit_message(draft, seat), surviving_seats(draft))
@@ -165,21 +164,12 @@ def finish_resume_step(draft: Draft) -> None:
         finish_committed(draft)
 
 
-def note_paused(draft: Draft, pod_uid: str) -> None:
-    """One member stands still."""
-    draft.change_refit(waiting=draft.refit.waiting - {pod_uid})
-    finish_pause_step(draft)
-
-
 def call_again(draft: Draft, pod_uid: str) -> None:
     """Repeat an idempotent call of a step after the decision that got no answer."""
     refit = draft.refit
     seat = refit.seat(pod_uid)
     draft.change_refit(retry_at={uid: at for uid, at in refit.retry_at.items() if uid != pod_uid})
-    match refit.step:
-        case Step.PAUSE:
-            call_seat(draft, seat, Verb.PAUSE, _pause_message(draft, seat))
-        case Step.COMMIT:
-            call_seat(draft, seat, Verb.COMMIT, _commit_message(draft, seat))
-        case _:
-            call_seat(draft, seat, Verb.RESUME, Resume(**seat_header(draft, seat)))
+    if refit.step is Step.COMMIT:
+        call_seat(draft, seat, Verb.COMMIT, _commit_message(draft, seat))
+    else:
+        call_seat(draft, seat, Verb.RESUME, Resume(**seat_header(draft, seat)))

@@ -95,18 +95,19 @@ def _choose(wanted: Transport, parties: Parties) -> Choice | Problem:
     for transport in (Transport.COLOCATED, Transport.LAYOUT, broadcast):
         obstacle = obstacles[transport]
         if obstacle is None:
-            reason = "; ".join(passed) or _SHARED[wire]
+            reason = "; ".join(passed) or _shared(parties)
             return Choice(
                 transport, wires[transport], staged=False, reason=f"{_title(transport, wires[transport])}: {reason}"
             )
-        passed.append(obstacle)
+        if obstacle not in passed:
+            passed.append(obstacle)
     return _impossible(f"no transport fits: {'; '.join(passed)}", parties)
 
 
-_SHARED = {
-    Wire.NCCL: "trainer and engines share their GPUs",
-    Wire.GLOO: "trainer and engines share the memory of one host",
-}
+def _shared(parties: Parties) -> str:
+    if CPU in parties.request.devices:
+        return "trainer and engines share the memory of one host"
+    return "trainer and engines share their GPUs"
 
 
 def _title(transport: Transport, wire: Wire) -> str:
@@ -142,8 +143,9 @@ def _colocated_obstacle(parties: Parties) -> str | None:
     silent = [seat.pod_name for seat in parties.seats if not parties.reports[seat.pod_uid].devices]
     if silent:
         return f"{_name(silent, 'does', 'do')} not say on which devices the ranks run"
-    if all(device == CPU for _, device in parties.devices()):
-        if not request.locality.memory or set(request.devices) - {CPU}:
+    in_host_memory = set(request.devices) == {CPU}
+    if in_host_memory or all(device == CPU for _, device in parties.devices()):
+        if not request.locality.memory or not in_host_memory:
             return f"the tensors of {parties.trainer} are not in memory that it can share"
         key = "memory"
     else:
@@ -151,19 +153,40 @@ def _colocated_obstacle(parties: Parties) -> str | None:
             return f"the tensors of {parties.trainer} are not on a GPU that it can share"
         key = "host"
     mine = getattr(request.locality, key)
-    apart = [s.pod_name for s in parties.seats if getattr(parties.reports[s.pod_uid].locality, key) != mine]
+    apart = [seat for seat in parties.seats if getattr(parties.reports[seat.pod_uid].locality, key) != mine]
     if apart:
-        if len(apart) == len(parties.seats):
-            return f"trainer and engines share no {'memory' if key == 'memory' else 'device'}"
-        return f"{_name(apart, 'shares', 'share')} no {'memory' if key == 'memory' else 'host'} with {parties.trainer}"
+        return _apart(parties, apart, key)
     if key == "memory":
         return None
     foreign = {f"{seat.pod_name} on {device}" for seat, device in parties.devices() if device not in request.devices}
-    if not foreign:
-        return None
-    if len(foreign) == sum(seat.ranks for seat in parties.seats):
+    if foreign and len(foreign) == sum(seat.ranks for seat in parties.seats):
         return "trainer and engines share no device"
-    return f"{parties.trainer} has no tensors on the GPUs of {name_some(foreign)}"
+    if foreign:
+        return f"{parties.trainer} has no tensors on the GPUs of {name_some(foreign)}"
+    # A rank maps the memory of every trainer rank, and its pod's own GPUs are all that it is known to see.
+    unseen = [
+        f"{seat.pod_name} does not see {name_some(hidden)}"
+        for seat in parties.seats
+        if (hidden := set(request.devices) - set(parties.reports[seat.pod_uid].devices))
+    ]
+    return f"{name_some(unseen)}, where {parties.trainer} holds tensors" if unseen else None
+
+
+_SHARED_BY_NOBODY = {
+    "memory": "no memory",
+    "IPC namespace": "GPUs, but no IPC namespace",
+    "host": "no device",
+}
+
+
+def _apart(parties: Parties, apart: Sequence[Seat], key: str) -> str:
+    """What it is that these engines do not share with the trainer, as far as it is known."""
+    devices = {device for seat in apart for device in parties.reports[seat.pod_uid].devices}
+    shared = devices & set(parties.request.devices)
+    lacking = "memory" if key == "memory" else "IPC namespace" if shared else "host"
+    if len(apart) == len(parties.seats):
+        return f"trainer and engines share {_SHARED_BY_NOBODY[lacking]}"
+    return f"{_name([seat.pod_name for seat in apart], 'shares', 'share')} no {lacking} with {parties.trainer}"
 
 
 def _missing_layouts(parties: Parties) -> str | None:
@@ -186,10 +209,24 @@ def _broadcast_obstacle(parties: Parties, transport: Transport) -> str | None:
 
 
 def _wire_obstacle(parties: Parties, wire: Wire) -> str | None:
-    """NCCL joins GPUs alone: a trainer whose tensors lie in the host's memory takes part when it has a GPU to send from."""
+    """NCCL joins ranks on GPUs of their own: a trainer whose tensors lie in the host's memory takes part when it has one to send from."""
+    if wire is not Wire.NCCL:
+        return None
     request = parties.request
-    if wire is Wire.NCCL and CPU in request.devices and not request.nccl_version:
+    if set(request.devices) <= {CPU} and not request.nccl_version:
         return f"{parties.trainer} has no NCCL, and the engines run on GPUs"
+    ranks: dict[str, list[str]] = defaultdict(list)
+    for seat in parties.seats:
+        for rank, device in enumerate(parties.reports[seat.pod_uid].devices):
+            ranks[device].append(f"rank {rank} of {seat.pod_name}")
+    for rank, device in enumerate(request.devices):
+        ranks[device].append(f"rank {rank} of {parties.trainer}")
+    for device, sharers in sorted(ranks.items()):
+        if device != CPU and len(sharers) > 1:
+            remedy = "give each rank a GPU of its own"
+            if 0 < request.devices.count(device) < len(sharers):
+                remedy += ", or trainer and engines what Colocated needs"
+            return f"NCCL takes every GPU once, and {device} is that of {' and of '.join(sharers[:4])}: {remedy}"
     return None
 
 
@@ -206,22 +243,27 @@ def _staging_obstacle(parties: Parties, *, holds_staging: bool) -> str | None:
 
 
 def _room_obstacle(parties: Parties) -> str | None:
-    """Ranks of one device share its room."""
-    needed: dict[tuple[str, str], int] = defaultdict(int)
-    room: dict[tuple[str, str], int] = {}
-    where: dict[tuple[str, str], str] = {}
+    """Ranks of one GPU share its room, and so do those on the CPUs of one host, whatever their pods and namespaces."""
+    needed: dict[str, int] = defaultdict(int)
+    room: dict[str, int] = {}
+    where: dict[str, str] = {}
     for seat in parties.seats:
         report = parties.reports[seat.pod_uid]
         for rank, layout in enumerate(parties.layouts[seat.pod_uid]):
-            device = report.devices[rank] if rank < len(report.devices) else str(rank)
-            key = (report.locality.host or seat.pod_uid, device)
-            needed[key] += layout.placed_bytes
+            device = report.devices[rank] if rank < len(report.devices) else f"{seat.pod_uid} {rank}"
+            key = f"{CPU} of {_machine(report) or seat.pod_uid}" if device == CPU else device
+            needed[key] += max(layout.staging_bytes, layout.placed_bytes)
             room[key] = min(room.get(key, layout.room_bytes), layout.room_bytes)
             where.setdefault(key, f"rank {rank} of {seat.pod_name}")
     for key, nbytes in needed.items():
         if nbytes > room[key]:
             return f"{where[key]} has room for {_gigabytes(room[key])} of {_gigabytes(nbytes)}"
     return None
+
+
+def _machine(report: WorkerReport) -> str:
+    """The boot id: the host without the namespace."""
+    return report.locality.host.partition("/")[0]
 
 
 def _gigabytes(nbytes: int) -> str:

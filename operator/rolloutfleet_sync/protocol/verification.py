@@ -46,9 +46,9 @@ def find_unverified(refit: Refit, sent: TrainerSent) -> Problem | None:
         for rank, received in enumerate(report.received_digests):
             key = keys[seat.pod_uid][rank]
             expected = sent.digests.get(key)
-            if expected is None:
+            if not expected:
                 what = f"for layout {key} of local rank {rank} of {seat.pod_name}" if key else "for the whole broadcast"
-                return _mismatch(f"the trainer gave no digest {what}", TRAINER)
+                return _mismatch(f"the trainer gave {'no' if expected is None else 'an empty'} digest {what}", TRAINER)
             if received != expected:
                 return _mismatch(
                     f"local rank {rank} of {seat.pod_name} received bytes of digest {received}, "
@@ -88,6 +88,8 @@ def _report_fault(refit: Refit, seat: Seat, report: ReceiveReport) -> Problem | 
         # By layout, what was received is the digest of the live parameters already.
         if len(digests) != seat.ranks and (digests or what == "received" or not by_layout):
             return _mismatch(f"{name} gave {len(digests)} {what} digests for {seat.ranks} ranks", name)
+        if "" in digests:
+            return _mismatch(f"{name} gave an empty {what} digest for local rank {digests.index('')}", name)
     return None
 
 

@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[3]
 CRD_FOLDER = ROOT / "crds"
 OPERATOR_IMAGE = "registry.example/operator:1"
 LEASE = "rolloutfleet-operator"
+EXIT_LEASE_LOST = 75
 _CRD_IS_TAKEN_UP = "storage is (re)initializing"
 
 

@@ -131,6 +131,7 @@ def test_every_member_gets_the_bytes_of_rank_zero(group: Group, members: Members
     assert [members.line(rank) for rank in (1, 2)] == ["received 7 7"] * 2
 
 
+@pytest.mark.row("B17")
 @pytest.mark.scenario("F03")
 def test_an_abort_unblocks_the_sender_and_every_member_that_receives(group: Group, members: Members) -> None:
     members.receive(1)

@@ -414,6 +414,8 @@ def assert_all_send_at_once(program: Program) -> None:
         assert max(done) - min(done) <= 2 * longest / min(total.values())
 
 
+@pytest.mark.scenario("F59")
+@pytest.mark.row("B-C6")
 def test_long_blocks_are_cut_evenly_and_short_ones_packed() -> None:
     shapes = {"long": (10 * MEGABYTE,), "one": (16,), "other": (24,)}
     manifest = Manifest(tensors=tuple(TensorSpec(name=n, dtype="int8", shape=shape) for n, shape in shapes.items()))

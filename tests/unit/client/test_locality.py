@@ -1,5 +1,6 @@
 """The words that tell whether two processes share memory."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from rolloutfleet import locality as locality_module
+from rolloutfleet.contract.worker import Locality
 from rolloutfleet.locality import device_name, locality
 
 
@@ -21,7 +23,7 @@ def test_two_processes_side_by_side_have_equal_words() -> None:
 
 @pytest.mark.parametrize(
     ("name", "differs"),
-    [("_BOOT_ID", {"host", "memory"}), ("_IPC_NAMESPACE", {"host", "memory"}), ("SHARED_MEMORY", {"memory"})],
+    [("_BOOT_ID", {"host", "memory"}), ("_IPC_NAMESPACE", {"host"}), ("SHARED_MEMORY", {"memory"})],
 )
 def test_another_machine_another_namespace_and_another_mount_have_other_words(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, differs: set[str]
@@ -34,10 +36,27 @@ def test_another_machine_another_namespace_and_another_mount_have_other_words(
     assert {word for word in ("host", "memory") if getattr(here, word) != getattr(there, word)} == differs
 
 
-@pytest.mark.parametrize("name", ["_BOOT_ID", "_IPC_NAMESPACE", "SHARED_MEMORY"])
-def test_where_the_system_does_not_tell_the_words_are_empty(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "empty"),
+    [("_BOOT_ID", {"host", "memory"}), ("_IPC_NAMESPACE", {"host"}), ("SHARED_MEMORY", {"memory"})],
+)
+def test_where_the_system_does_not_tell_the_words_are_empty(
+    monkeypatch: pytest.MonkeyPatch, name: str, empty: set[str]
+) -> None:
     monkeypatch.setattr(locality_module, name, Path("/nowhere/at/all"))
-    assert (locality().host, locality().memory) == ("", "")
+    assert {word for word in ("host", "memory") if not getattr(locality(), word)} == empty
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="unshare makes the namespace")
+def test_two_containers_that_mount_one_file_system_share_memory_in_spite_of_their_namespaces() -> None:
+    script = "from rolloutfleet.locality import locality; print(locality().model_dump_json())"
+    command = ["unshare", "--ipc", sys.executable, "-c", script]
+    other = subprocess.run(command, capture_output=True, text=True, check=False)
+    if other.returncode:
+        pytest.skip(f"this machine makes no IPC namespace: {other.stderr.strip()}")
+    there = Locality.model_validate_json(other.stdout)
+    assert there.host != locality().host
+    assert there.memory == locality().memory
 
 
 def test_a_cpu_is_a_cpu_and_other_devices_are_refused() -> None:

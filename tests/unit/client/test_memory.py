@@ -60,6 +60,7 @@ def python(folder: Path, script: str, *arguments: str, **options) -> subprocess.
     return subprocess.Popen([sys.executable, "-c", opening + script, *arguments], text=True, **options)
 
 
+@pytest.mark.row("B18")
 def test_another_process_reads_what_the_trainer_shows(shared_memory: Path) -> None:
     trainer, given = Exporter(), tensors()
     message = trainer.export(given)
@@ -85,6 +86,7 @@ def test_fifty_refits_take_one_file_and_one_mapping(shared_memory: Path) -> None
     assert len(messages) == 1
 
 
+@pytest.mark.scenario("F57")
 def test_a_thousand_tensors_share_one_segment() -> None:
     given = [torch.full((3,), number) for number in range(1000)]
     trainer = Exporter()
@@ -243,6 +245,7 @@ def test_no_tensors_are_no_memory(shared_memory: Path) -> None:
     assert list(shared_memory.iterdir()) == []
 
 
+@pytest.mark.scenario("F57")
 def test_each_allocation_is_asked_for_once_however_many_tensors_it_holds() -> None:
     asked = []
 

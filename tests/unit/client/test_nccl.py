@@ -161,6 +161,7 @@ def test_why_a_member_ended_the_group_reaches_the_others(watched: Watched) -> No
     assert "rank 1 ended the group: told to" in watched.told(2)
 
 
+@pytest.mark.row("B17")
 @pytest.mark.usefixtures("_no_gpu")
 def test_an_abort_ends_the_group_for_all_and_says_why(watched: Watched) -> None:
     group = make_group(watched.zero, StandInLibrary())

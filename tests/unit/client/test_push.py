@@ -1,9 +1,12 @@
 """Transfers by layout between ranks in threads, over real gloo: what arrives is what torch itself would have cut."""
 
 import contextlib
+import gc
+import os
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,10 +17,13 @@ torch = pytest.importorskip("torch", reason="torch is not part of the developmen
 
 from fakes.ranks import Ranks, deadline  # noqa: E402
 from fakes.sharded_model import DETOURED, layout, live, manifest, weights  # noqa: E402
+from rolloutfleet.layout.blocks import Block  # noqa: E402
 from rolloutfleet.layout.layout import checkpoint_layout  # noqa: E402
+from rolloutfleet.layout.program import Part  # noqa: E402
 from rolloutfleet.sources import NamedTensors, Shard, ShardedTensors  # noqa: E402
 from rolloutfleet.sources.source import WeightSource  # noqa: E402
-from rolloutfleet.transport import courses, routes  # noqa: E402
+from rolloutfleet.tiles.digesting import SumTable  # noqa: E402
+from rolloutfleet.transport import courses, pulling, pushing, routes  # noqa: E402
 from rolloutfleet.transport.exchange import (  # noqa: E402
     await_holdings,
     await_layouts,
@@ -122,6 +128,8 @@ class Transfers:
         steps: dict[int, Callable[[], Any]] = {
             rank: lambda rank=rank: self.pushers[rank].push(sources[rank], until) for rank in self.pushers
         }
+        for rank, pusher in self.pushers.items():
+            pusher.aim(sources[rank])
         for rank in self.pullers:
             steps[rank] = lambda rank=rank: self.pullers[rank].pull(until, self.taken[rank].update)
         return steps
@@ -202,6 +210,17 @@ def test_a_rank_receives_no_more_than_its_share(world) -> None:
         assert needed <= results[rank].nbytes < 1.02 * needed
 
 
+@pytest.mark.row("A-U7")
+def test_a_transfer_of_many_steps_takes_turns_in_buffers_of_bounded_size(world) -> None:
+    transfers = Transfers(world(2), [(0, 1)])
+    results = transfers.refit(1)
+    pusher, puller = transfers.pushers[0], transfers.pullers[1]
+    assert 0 < pusher.buffer_bytes <= pushing.RING * routes.STEP_BYTES
+    assert 0 < puller.buffer_bytes <= pulling.RING * routes.STEP_BYTES
+    assert results[0].nbytes > 2 * max(pushing.RING, pulling.RING) * routes.STEP_BYTES
+    transfers.assert_holds(1)
+
+
 def test_tensors_that_lie_transposed_are_sent_right(world) -> None:
     def transposed(tensors: Mapping[str, torch.Tensor], rank: int, ranks: int) -> WeightSource:
         return NamedTensors({name: t.t().contiguous().t() if t.dim() == 2 else t for name, t in tensors.items()})
@@ -216,6 +235,7 @@ def test_tensors_updated_in_place_are_sent_as_they_are_now(world) -> None:
     transfers = Transfers(world(2), [(0, 1)])
     tensors = weights(1)
     source = NamedTensors(tensors)
+    source.bind(MANIFEST)
     transfers.ranks.run(transfers.steps([source]))
     for name, tensor in weights(2).items():
         tensors[name].copy_(tensor)
@@ -236,7 +256,7 @@ def test_a_puller_aimed_at_a_second_buffer_leaves_the_first_alone(world) -> None
 
 
 class FlippingGroup:
-    """A group whose wire damages one bit of the third message."""
+    """A group whose wire damages one bit of the third message after the opening word."""
 
     def __init__(self, group: Any) -> None:
         self._group = group
@@ -247,12 +267,13 @@ class FlippingGroup:
 
     def send(self, tensor: torch.Tensor, to: int, until: float) -> None:
         self._count += 1
-        if self._count == 3:
+        if self._count == 4:
             tensor = tensor.clone()
             tensor[-1] ^= 1
         self._group.send(tensor, to, until)
 
 
+@pytest.mark.scenario("F54")
 def test_a_damaged_bit_is_reported_by_the_tensor_it_is_in_and_the_next_refit_works(world) -> None:
     transfers = Transfers(world(2), [(0, 1)], route=Route.EACH)
     pusher = transfers.pushers[0]
@@ -266,16 +287,128 @@ def test_a_damaged_bit_is_reported_by_the_tensor_it_is_in_and_the_next_refit_wor
     transfers.assert_holds(2)
 
 
-def test_a_tensor_that_no_longer_fits_is_named_before_anything_moves(world) -> None:
+def test_nothing_is_pushed_before_something_is_aimed_at(world) -> None:
     transfers = Transfers(world(2), [(0, 1)])
-    tensors = weights(1)
-    changed = NamedTensors(tensors)
-    assert changed.manifest() == MANIFEST
-    tensors["up"] = torch.zeros(96, 65, dtype=torch.bfloat16)
-    with pytest.raises(ValueError, match=r"up bfloat16 \[96, 64\].*up bfloat16 \[96, 65\]"):
-        transfers.pushers[0].push(changed, deadline())
+    with pytest.raises(ValueError, match="nothing is aimed at"):
+        transfers.pushers[0].push(transfers.sources(1)[0], deadline())
     transfers.refit(1)
     transfers.assert_holds(1)
+
+
+class Counted(NamedTensors):
+    """Counts how often somebody asks where its tensors lie, or reads them."""
+
+    asked = 0
+
+    def spans(self, *arguments: Any) -> Any:
+        self.asked += 1
+        return super().spans(*arguments)
+
+    def read(self, *arguments: Any) -> Any:
+        self.asked += 1
+        return super().read(*arguments)
+
+    def bind(self, manifest: Any) -> None:
+        self.asked += 1
+        super().bind(manifest)
+
+
+def test_a_push_of_tensors_that_stay_and_are_cast_asks_nothing_of_the_source(world) -> None:
+    transfers = Transfers(world(2), [(0, 1)])
+    # A layout takes bfloat16 where the trainer keeps float32 masters.
+    masters = {
+        name: tensor.float() if tensor.dtype is torch.bfloat16 else tensor for name, tensor in weights(1).items()
+    }
+    source = Counted(masters)
+    pusher = transfers.pushers[0]
+    source.bind(source.manifest())
+    pusher.aim(source)
+    source.asked = 0
+    until = deadline()
+    for seed in (2, 3):
+        for name, tensor in weights(seed).items():
+            masters[name].copy_(tensor)
+        pusher.aim(source)
+        transfers.ranks.run({0: lambda: pusher.push(source, until), 1: transfers.steps([source])[1]})
+        transfers.assert_holds(seed)
+    assert source.asked == 0
+
+
+def test_tensors_that_nobody_wants_any_more_are_not_kept_by_who_has_pushed_them(world) -> None:
+    transfers = Transfers(world(2), [(0, 1)])
+    tensors = weights(1)
+    masters = {name: t.clone().float() if "norm" in name else t.clone() for name, t in tensors.items()}
+    gone = [weakref.ref(tensor.untyped_storage()) for tensor in masters.values()]
+    source = NamedTensors(masters)
+    source.bind(source.manifest())
+    pusher = transfers.pushers[0]
+    steps = transfers.steps([source])
+    transfers.ranks.run(steps)
+    transfers.assert_holds(1)
+    with pytest.raises(ValueError, match="lies elsewhere"):
+        pusher.push(transfers.sources(1)[0], deadline())
+    del source, steps
+    masters.clear()
+    gc.collect()
+    assert [ref for ref in gone if ref() is not None] == []
+
+
+def test_columns_of_a_fused_matrix_that_no_digest_word_divides_are_sent(world) -> None:
+    def fused(tensors: Mapping[str, torch.Tensor], rank: int, ranks: int) -> WeightSource:
+        """Every matrix is what is left of a wider one, whose rows begin elsewhere than words of the whole."""
+        wider = {
+            name: torch.nn.functional.pad(t, (0, 5))[:, : t.shape[1]] for name, t in tensors.items() if t.dim() == 2
+        }
+        return NamedTensors(dict(tensors) | wider)
+
+    transfers = Transfers(world(2), [(0, 1)], fused)
+    for seed in (1, 2):
+        transfers.refit(seed)
+        transfers.assert_holds(seed)
+
+
+def test_an_odd_row_is_summed_where_it_was_packed() -> None:
+    given = torch.arange(16, dtype=torch.bfloat16).view(2, 8)
+    source = NamedTensors({"w": given[:, :3]})
+    source.bind(source.manifest())
+    part = Part(0, Block.contiguous(0, 6), 0, Block.contiguous(0, 6), 0)
+    (span,) = source.spans(0, part.source_block)
+    assert (span.block.rows, span.block.run) == (2, 3)
+    slab = torch.zeros(64, dtype=torch.uint8)
+    slab[:12] = given[:, :3].contiguous().view(-1).view(torch.uint8)
+    entry = pushing._sum_entry(part, 0, torch.bfloat16, 4, (span,))(slab)
+    packed = given[:, :3].contiguous().view(-1)
+    wanted = SumTable.build([(packed, part.block, 0, part.block, 4)], sources=1).run()
+    assert torch.equal(SumTable.build([entry], sources=1).run(), wanted)
+
+
+def test_tensors_that_lie_elsewhere_are_noticed_and_sent_from_there(world) -> None:
+    transfers = Transfers(world(2), [(0, 1)])
+    tensors = weights(1)
+    source = NamedTensors(tensors)
+    for seed in (1, 2):
+        tensors.update(weights(seed))
+        source.bind(MANIFEST)
+        transfers.ranks.run(transfers.steps([source]))
+        transfers.assert_holds(seed)
+
+
+def test_a_transfer_that_fails_before_the_trainers_first_word_has_landed_nothing(world) -> None:
+    transfers = Transfers(world(2), [(0, 1)])
+    puller = transfers.pullers[1]
+    before = {name: tensor.clone() for name, tensor in transfers.destinations[1].items()}
+    steps = transfers.steps(transfers.sources(1))
+    steps[0] = lambda: transfers.ranks.groups[0].abort("the trainer cannot send")
+    outcomes = transfers.ranks.outcomes(steps)
+    assert isinstance(outcomes[1], OSError)
+    assert not puller.landed
+    assert all(torch.equal(transfers.destinations[1][name], tensor) for name, tensor in before.items())
+
+
+def test_a_transfer_that_ends_has_landed(world) -> None:
+    transfers = Transfers(world(2), [(0, 1)])
+    transfers.refit(1)
+    assert transfers.pullers[1].landed
 
 
 def test_members_that_derive_different_programs_find_out_before_a_transfer(world) -> None:
@@ -360,7 +493,7 @@ def test_a_trainer_that_never_sends_is_waited_for_until_the_deadline(world) -> N
 
 
 MEMBER = f"""
-import sys
+import os, signal, sys
 sys.path[:0] = [{str(TESTS)!r}, {str(TESTS.parent / "client")!r}]
 import torch
 from fakes.ranks import deadline
@@ -385,11 +518,21 @@ if role == "trainer":
     group = form_group(store, 1, 0, 2, 60)
     end = Pusher(group, manifest, {{1: layout}}, held, deadline=deadline())
     source = NamedTensors({{"w": torch.zeros(count, dtype=torch.uint8)}})
+    source.bind(manifest)
+    end.aim(source)
     act = lambda: end.push(source, deadline(60))
 else:
     group = form_group(connect_store("127.0.0.1", port, 60), 1, 1, 2, 60)
     live = {{"w": torch.zeros(count, dtype=torch.uint8)}}
     end = Puller(group, manifest, layout, held, [layout.digest], live, deadline=deadline())
+    begin = group._await
+    def stop(what, work, until):
+        # Everything of a step has been asked for by now, and comes.
+        if what == "sending and receiving":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        begin(what, work, until)
+    if role == "stopping":
+        group._await = stop
     act = lambda: end.pull(deadline(60), None)
 print("prepared", flush=True)
 sys.stdin.readline()
@@ -401,29 +544,53 @@ except OSError as error:
 """
 
 
-@pytest.mark.parametrize("survivor", ["trainer", "worker"])
-def test_a_peer_that_is_killed_in_mid_transfer_frees_the_other(survivor: str) -> None:
+@contextlib.contextmanager
+def prepared_pair(worker: str) -> Iterator[tuple[subprocess.Popen[str], subprocess.Popen[str]]]:
+    """A trainer and a worker of that role as processes, ready to move 200 MiB when they are told to."""
+
     def start(role: str, port: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-c", MEMBER, role, port]
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     trainer = start("trainer", "0")
-    worker = start("worker", trainer.stdout.readline().strip())
-    sides = {"trainer": trainer, "worker": worker}
+    sides = (trainer, start(worker, trainer.stdout.readline().strip()))
     try:
-        assert [side.stdout.readline().strip() for side in sides.values()] == ["prepared"] * 2
-        other = next(side for name, side in sides.items() if name != survivor)
-        # Only the survivor goes on, so that it surely waits for its peer when that one dies.
-        sides[survivor].stdin.write("\n")
-        sides[survivor].stdin.flush()
-        other.kill()
-        began = time.monotonic()
-        assert sides[survivor].stdout.readline().strip() in {"ConnectionError", "ConnectionAbortedError"}
-        assert time.monotonic() - began < 5
+        assert [side.stdout.readline().strip() for side in sides] == ["prepared"] * 2
+        yield sides
     finally:
-        for side in sides.values():
+        for side in sides:
             side.kill()
             side.communicate()
+
+
+def go(*sides: subprocess.Popen[str]) -> None:
+    for side in sides:
+        side.stdin.write("\n")
+        side.stdin.flush()
+
+
+def assert_freed(survivor: subprocess.Popen[str]) -> None:
+    began = time.monotonic()
+    assert survivor.stdout.readline().strip() in {"ConnectionError", "ConnectionAbortedError"}
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("survivor", [0, 1], ids=["trainer", "worker"])
+def test_a_peer_that_is_killed_before_it_takes_part_frees_the_other(survivor: int) -> None:
+    with prepared_pair("worker") as sides:
+        # Only the survivor goes on, so that it surely waits for its peer when that one dies.
+        go(sides[survivor])
+        sides[1 - survivor].kill()
+        assert_freed(sides[survivor])
+
+
+def test_a_receiver_that_is_killed_in_the_middle_of_a_send_frees_the_trainer() -> None:
+    with prepared_pair("stopping") as (trainer, worker):
+        go(trainer, worker)
+        # It stands still with some of the bytes taken and the socket's buffers full.
+        assert os.WIFSTOPPED(os.waitpid(worker.pid, os.WUNTRACED)[1])
+        worker.kill()
+        assert_freed(trainer)
 
 
 def test_layouts_and_holdings_reach_the_other_members_through_the_store(world) -> None:

@@ -1,6 +1,8 @@
 """What a trainer rank tells the workers of its holdings, and what it does in the epochs of a session."""
 
+import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +19,10 @@ class Delivery:
 
     def __init__(self) -> None:
         self.ends: list[str] = []
+        self.aims: list[Cargo] = []
+
+    def aim(self, cargo: Cargo, /) -> None:
+        self.aims.append(cargo)
 
     def send(self, order, cargo, /) -> Sent:
         return Sent(1, 2, {"": "digest"})
@@ -88,3 +94,47 @@ def test_a_new_epoch_ends_the_former_group_and_a_cancelled_one_is_not_kept(monke
         ["a new epoch begins"],
         ["the refit ended while the group was forming"],
     ]
+
+
+def test_a_delivery_is_aimed_when_a_refit_is_asked_for_unless_its_plan_is_void(
+    monkeypatch: pytest.MonkeyPatch, published: list[Holdings]
+) -> None:
+    delivery = Delivery()
+    monkeypatch.setattr("rolloutfleet.rank.join_epoch", lambda *_: delivery)
+    rank, first, second = rank_of_two(), cargo_of(FakeSource("a")), cargo_of(FakeSource("a"), 2)
+    rank.load(first)
+    rank.perform(join_order(1), first, threading.Event())
+    assert delivery.aims == []
+    rank.load(second)
+    assert delivery.aims == [second]
+    assert rank.load(cargo_of(FakeSource("a", held=False), 3)) is True
+    assert delivery.aims == [second]
+
+
+class Stream:
+    """A CUDA stream of a device that notes when it is waited for."""
+
+    def __init__(self, waits: list[str], name: str) -> None:
+        self._waits, self._name = waits, name
+
+    def synchronize(self) -> None:
+        self._waits.append(self._name)
+
+
+def test_what_the_caller_has_queued_on_streams_of_its_own_is_done_before_weights_are_taken(
+    monkeypatch: pytest.MonkeyPatch, published: list[Holdings]
+) -> None:
+    waits: list[str] = []
+    default, other = Stream(waits, "default"), Stream(waits, "the caller's on GPU 1")
+    cuda = SimpleNamespace(
+        is_initialized=lambda: True,
+        device_count=lambda: 2,
+        current_stream=lambda device: other if device == 1 else default,
+        default_stream=lambda device: default,
+    )
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    rank_of_two().load(cargo_of(FakeSource("a")))
+    assert waits == ["the caller's on GPU 1"]
+    cuda.is_initialized = lambda: False
+    rank_of_two().load(cargo_of(FakeSource("a")))
+    assert len(waits) == 1

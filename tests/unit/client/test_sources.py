@@ -42,6 +42,7 @@ class Sharded(FakeTensor):
     def full_tensor(self) -> None: ...
 
 
+@pytest.mark.row("B11")
 @pytest.mark.row("A37")
 @pytest.mark.parametrize(
     "form", [Module, dict, lambda parameters: list(parameters.items())], ids=["module", "mapping", "pairs"]
@@ -74,6 +75,8 @@ def test_something_else_is_refused_by_its_type() -> None:
         source_of(5, team=False)
 
 
+@pytest.mark.row("B11")
+@pytest.mark.row("B12")
 @pytest.mark.parametrize(
     ("tensors", "reason"),
     [
@@ -226,7 +229,7 @@ def test_a_block_is_found_in_local_memory_element_by_element_and_in_order(region
     assert region.holds(block)
     located = region.locate(block)
     if located is None:
-        assert region.strides[-1] != 1
+        assert region.strides[-1] != 1 or region.shape[-1] == 1
         return
     assert [at for part in located for at in elements_of(part)] == [places[at] for at in elements_of(block)]
 

@@ -12,7 +12,7 @@ from rolloutfleet.contract.trainer import RefitResult
 from rolloutfleet.errors import DeadlineExceeded, InvalidRequest, RefitFailed, TeamLost
 from rolloutfleet.team.forming import Meeting, gather_followers, join_leader
 from rolloutfleet.team.links import Link
-from rolloutfleet.team.messages import Hello, decode, describe, encode, revive
+from rolloutfleet.team.messages import Hello, Welcome, decode, describe, encode, revive
 
 SOON = 8.0
 """Far below every deadline that these tests give: what ends within it did not wait for one."""
@@ -121,6 +121,43 @@ def test_ranks_that_know_different_tensors_send_all_of_them(team: ThreadTeam) ->
     assert held == {0: [0, 1], 1: [2], 2: [1, 3]}
 
 
+UNEQUAL = (FakeSource("a"), FakeSource("b"), FakeSource("c"))
+
+
+@pytest.mark.parametrize("refusal", ["versions", "tensors", "late"])
+def test_ranks_that_know_different_tensors_go_on_after_a_refit_that_never_began(team: ThreadTeam, refusal: str) -> None:
+    if refusal == "versions":
+        calls = [team.start(rank, source, 2 if rank == 2 else 1) for rank, source in enumerate(UNEQUAL)]
+        assert {type(call.exception(SOON)) for call in calls} == {InvalidRequest}
+    elif refusal == "tensors":
+        team.refit(FakeSource(broken=TypeError("no tensors")), *UNEQUAL[1:])
+    else:
+        calls = [team.start(rank, UNEQUAL[rank], 1, 0.3) for rank in (0, 1)]
+        assert {type(call.exception(SOON)) for call in calls} == {DeadlineExceeded}
+        late = team.start(2, UNEQUAL[2], 1, 0.3)
+        assert isinstance(late.exception(SOON), DeadlineExceeded)
+    results = team.refit(*UNEQUAL, version=2)
+    assert all(isinstance(result, RefitResult) for result in results)
+    assert [spec.name for spec in team.fleet.requests[-1].manifest.tensors] == ["a", "b", "c"]
+
+
+def test_a_manifest_that_a_failed_refit_has_shown_is_not_taken_for_a_later_one(team: ThreadTeam) -> None:
+    team.refit(*UNEQUAL, version=1)
+    shown = FakeSource("a"), FakeSource("x"), FakeSource("c")
+    calls = [team.start(rank, source, 3 if rank == 2 else 2) for rank, source in enumerate(shown)]
+    assert {type(call.exception(SOON)) for call in calls} == {InvalidRequest}
+    assert all(isinstance(result, RefitResult) for result in team.refit(*UNEQUAL, version=2))
+    assert [spec.name for spec in team.fleet.requests[-1].manifest.tensors] == ["a", "b", "c"]
+
+
+def test_a_rank_that_describes_no_tensors_is_named(team: ThreadTeam) -> None:
+    team.following[0].taken(FakeSource("b").manifest().digest())
+    errors = team.refit(*UNEQUAL)
+    assert [type(error) for error in errors] == [InvalidRequest] * 3
+    assert "trainer rank 1 speaks of tensors" in str(errors[0])
+    assert all(isinstance(result, RefitResult) for result in team.refit(*UNEQUAL))
+
+
 def test_a_rank_that_holds_other_parts_than_before_begins_a_new_session(team: ThreadTeam) -> None:
     team.refit(version=1)
     moved = FakeSource("a", held=False)
@@ -128,6 +165,15 @@ def test_a_rank_that_holds_other_parts_than_before_begins_a_new_session(team: Th
     assert all(isinstance(result, RefitResult) for result in results)
     assert team.sessions == 2
     assert steps_of(team, 2) == ["join", "prepare", "send", "leave", "join", "prepare", "send"]
+
+
+def test_tensors_that_moved_to_another_device_begin_a_new_session(team: ThreadTeam) -> None:
+    team.refit(version=1)
+    moved = FakeSource("a", gpu=0)
+    for version in (2, 3):
+        results = team.refit(moved, FakeSource("a"), FakeSource("a"), version=version)
+        assert all(isinstance(result, RefitResult) for result in results)
+    assert team.gpus == [None, 0]
 
 
 @pytest.mark.scenario("F03")
@@ -184,6 +230,44 @@ def test_a_rank_that_finds_no_rank_0_says_where_it_looked() -> None:
     meeting = Meeting(hosts=("127.0.0.1",), port=port, secret=SECRET)
     with pytest.raises(TeamLost, match=rf"trainer rank 1 did not reach rank 0 at 127\.0\.0\.1:{port} \(.*refused"):
         join_leader(meeting, 1, time.monotonic() + 0.2)
+
+
+def test_a_link_goes_on_after_a_deadline_in_the_middle_of_a_message() -> None:
+    leader, (end,) = connected_ends(2)
+    whole = encode(Hello(rank=1, secret="x" * 100))
+    sent = len(whole).to_bytes(4, "big") + whole
+    connection = leader._links[1]._connection
+    for cut in (2, 40):
+        connection.sendall(sent[:cut])
+        for _ in range(2):
+            with pytest.raises(DeadlineExceeded, match="no word from trainer rank 0 in time"):
+                end.hear(time.monotonic() + 0.05)
+        connection.sendall(sent[cut:])
+        assert end.hear(time.monotonic() + SOON) == Hello(rank=1, secret="x" * 100)
+    end.close()
+    leader.close()
+
+
+def test_a_rank_that_is_gone_before_it_is_welcomed_costs_the_others_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    deadline = time.monotonic() + SOON
+    welcome = Link.send
+
+    def lost(link: Link, message) -> None:
+        if link.peer == 1 and isinstance(message, Welcome):
+            raise TeamLost("trainer rank 1 is not reached any more: broken pipe")
+        welcome(link, message)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        ends = [Link(socket.create_connection(listening.getsockname()), 0) for _ in range(2)]
+        for rank, end in enumerate(ends, start=1):
+            end.send(Hello(rank=rank, secret=SECRET))
+        monkeypatch.setattr(Link, "send", lost)
+        with pytest.raises(TeamLost, match="trainer rank 1 is not reached"):
+            gather_followers(listening, SECRET, 3, deadline)
+    for end in ends:
+        with pytest.raises(TeamLost):
+            end.receive(deadline)
+        end.close()
 
 
 def test_something_else_than_a_message_ends_the_link() -> None:

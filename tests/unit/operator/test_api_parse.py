@@ -51,6 +51,23 @@ def test_a_shadowed_argument_is_refused_with_the_field_to_set(make_body):
         parse_fleet_spec(make_body(engine={"args": {"dtype": "half"}}))
 
 
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("max-lora-rank", r"set spec\.engine\.lora instead"),
+        ("lora-modules", r"adapters come from the trainer, by Fleet\.refit_adapter\(\), so remove it"),
+    ],
+)
+def test_an_argument_about_adapters_is_refused_with_the_way_to_them(make_body, name, advice):
+    with pytest.raises(InvalidSpecError, match=rf"engine\.args\.{name} is not for users to set: {advice}"):
+        parse_fleet_spec(make_body(engine={"args": {name: "1"}}))
+
+
+def test_a_rank_that_vllm_does_not_know_is_refused(make_body):
+    with pytest.raises(InvalidSpecError, match=r"engine\.lora\.maxRank: Input should be less than or equal to 512"):
+        parse_fleet_spec(make_body(engine={"lora": {"maxRank": 513}}))
+
+
 def test_a_variable_that_would_bypass_refits_is_refused(make_body):
     with pytest.raises(InvalidSpecError, match=r"engine\.env: VLLM_SERVER_DEV_MODE is not for users to set: it opens"):
         parse_fleet_spec(make_body(engine={"env": [{"name": "VLLM_SERVER_DEV_MODE", "value": "1"}]}))

@@ -110,6 +110,24 @@ def test_every_engine_runs_the_launcher_of_its_image(render, engine, image):
     assert container(pod)["command"] == ["python3", "-m", "rolloutfleet_worker", "--"]
 
 
+@pytest.mark.row("B42")
+@pytest.mark.parametrize(
+    ("lora", "arguments"),
+    [
+        ({}, ["--enable-lora", "--max-lora-rank=16", "--max-loras=2"]),
+        ({"maxRank": 17, "maxAdapters": 3}, ["--enable-lora", "--max-lora-rank=32", "--max-loras=6"]),
+        (
+            {"maxRank": 8, "targetModules": ["v_proj", "q_proj"]},
+            ["--enable-lora", "--max-lora-rank=8", "--max-loras=2", "--lora-target-modules", "q_proj", "v_proj"],
+        ),
+    ],
+)
+def test_engines_that_take_adapters_have_room_for_two_versions_of_each(render, lora, arguments):
+    given = container(render(engine={"lora": lora, "args": {"seed": "1"}}))["args"]
+    assert given[given.index("--enable-lora") :] == [*arguments, "--seed=1"]
+    assert "--enable-lora" not in container(render())["args"]
+
+
 @pytest.mark.row("A14")
 def test_every_pod_carries_the_same_environment_but_for_its_engine(render):
     fields = {"engine": {"env": [{"name": "NCCL_DEBUG", "value": "INFO"}]}}

@@ -30,6 +30,7 @@ VIOLATIONS = {
     "Only handlers and the main module know kopf": ("rolloutfleet_operator/reconcile", "import kopf"),
     "The operator and the sync job never load torch, vLLM or Ray": ("rolloutfleet_sync", "import torch"),
     "The wire contract imports nothing of ours but itself, and no transport": ("rolloutfleet/contract", "import httpx"),
+    "Layouts and programs are pure: no torch, no network, no clock": ("rolloutfleet/layout", "import time"),
     "The client knows no server": ("rolloutfleet", "import rolloutfleet_sync"),
     "The worker knows neither operator nor sync job": ("rolloutfleet_worker", "import rolloutfleet_operator"),
 }

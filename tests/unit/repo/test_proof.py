@@ -48,6 +48,18 @@ def test_every_refusal_has_a_reason():
     assert [key for key, reason in refused.items() if len(reason) < 40] == []
 
 
+def test_what_only_a_gpu_shows_names_a_program_that_is_there_and_the_file_of_its_results():
+    known = {key for titles in Catalogue.load(ROOT / "docs").titles.values() for key in titles}
+    entries = re.findall(
+        r"^\| (\S+) \| `(\S+)` \| .+ \| `(\S+)` \|$", (ROOT / "docs/proof/gpu.md").read_text(), re.MULTILINE
+    )
+    assert entries
+    for key, program, result in entries:
+        assert key in known
+        assert (ROOT / program).is_file(), key
+        assert result == f"docs/benchmarks/{Path(program).stem}.json", key
+
+
 def test_a_run_closes_with_what_it_proved(project: pytest.Pytester):
     project.makepyfile(
         """

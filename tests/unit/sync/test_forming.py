@@ -3,6 +3,7 @@
 import pytest
 
 from fakes.simulation import DEADLINES, MANIFEST, Simulation
+from rolloutfleet.contract.adapter import AdapterSpec
 from rolloutfleet.contract.policy import RefitPolicy, Staging, Transport, Wire
 from rolloutfleet.contract.problems import ProblemCode
 from rolloutfleet.contract.trainer import Phase, SleepFleet, WakeFleet
@@ -162,3 +163,26 @@ def test_a_sleep_ends_a_preparation_that_a_kept_group_relied_on():
     before = len(sim.verbs())
     assert sim.run_refit(2).result.staged
     assert sim.verbs()[before:].count("prepare") == 2
+
+
+def test_a_manifest_is_checked_again_once_workers_have_forgotten_it():
+    sim = fleet()
+    one, two = (MANIFEST.model_copy(update={"tensors": MANIFEST.tensors[index:][:1]}) for index in range(2))
+    checked = []
+    for version, manifest in enumerate((MANIFEST, one, MANIFEST, two, MANIFEST, one), start=1):
+        before = sim.verbs().count("check")
+        assert sim.run_refit(version, f"r{version}", manifest=manifest).phase is Phase.COMPLETE
+        checked.append(sim.verbs().count("check") > before)
+    assert checked == [True, True, False, True, False, True]
+
+
+def test_adapters_and_weights_do_not_drive_each_other_out():
+    sim = fleet()
+    styles = [AdapterSpec(name="style", rank=8, alpha=alpha) for alpha in range(1, 5)]
+    assert sim.run_refit(1, "r1").phase is Phase.COMPLETE
+    for version, adapter in enumerate(styles, start=2):
+        assert sim.run_refit(version, f"r{version}", adapter=adapter).phase is Phase.COMPLETE
+    before = sim.verbs().count("check")
+    assert sim.run_refit(6, "r6").phase is Phase.COMPLETE
+    assert sim.run_refit(7, "r7", adapter=styles[0]).phase is Phase.COMPLETE
+    assert sim.verbs().count("check") == before

@@ -5,13 +5,15 @@ import pytest
 from fakes.engine import FakeEngine
 from fakes.simulation import DEADLINES, Simulation
 from rolloutfleet.contract.policy import RefitPolicy, Transport, Wire
-from rolloutfleet.contract.trainer import FleetView, Phase
-from rolloutfleet.contract.worker import Borrow, Lend, ReceiveReport, WorkerState
+from rolloutfleet.contract.problems import ProblemError
+from rolloutfleet.contract.trainer import FleetView, Phase, SleepFleet
+from rolloutfleet.contract.worker import Borrow, Lend, LendReport, ReceiveReport, SleepLevel, WorkerState
 from rolloutfleet_sync.protocol import events
 from rolloutfleet_sync.protocol.commands import CallWorker
+from rolloutfleet_sync.protocol.fanout import GRACE_SECONDS
 from rolloutfleet_sync.protocol.latejoin import LONGEST_RETRY_SECONDS
 from rolloutfleet_sync.protocol.model import Verb
-from rolloutfleet_sync.protocol.view import judge_readiness, view_fleet
+from rolloutfleet_sync.protocol.view import judge_readiness, view_fleet, view_rest
 
 
 def fleet(engines: int = 2, version: int = 1) -> Simulation:
@@ -74,6 +76,11 @@ def test_lend_and_borrow_carry_the_current_epoch_and_the_transfers_deadline():
     assert (lend.version, borrow.version) == (1, 1)
     assert (lend.wire, borrow.wire) == (Wire.GLOO, Wire.GLOO)
     assert lend.deadline_seconds == borrow.deadline_seconds == DEADLINES.transferring_seconds
+    asked = {
+        c.verb: c.seconds for c in sim.commands if isinstance(c, CallWorker) and c.verb in {Verb.LEND, Verb.BORROW}
+    }
+    longest = DEADLINES.transferring_seconds + GRACE_SECONDS
+    assert asked == {Verb.LEND: longest, Verb.BORROW: longest}, "the worker's own reason comes first"
     assert sim.run_refit(2).phase is Phase.COMPLETE
 
 
@@ -117,6 +124,201 @@ def test_a_peer_of_another_shape_is_refused_by_the_borrower_and_named():
     assert "so weights can only come from the trainer" in message_of(sim, 1)
     assert f"{late.name}: Stale" in judge_readiness(sim.state).message
     assert not sim.workers[0].fence.lending, "the donor was told to let go"
+
+
+def test_a_peer_of_another_shape_is_asked_once_for_a_version_and_its_group_and_epoch_stay():
+    sim = fleet(engines=2)
+    kept = sim.state.group
+    assert kept is not None
+    sim.engines, sim.workers[2] = 3, sim.new_engine(2)
+    sim.workers[2].shape = "other"
+    sim.apply(events.RosterChanged(sim.roster))
+    pass_time(sim, 300)
+    assert sim.verbs().count("borrow") == 2, "each of the two donors once"
+    assert "abort" not in sim.verbs()
+    assert (sim.state.group, sim.state.epoch) == (kept, kept.epoch)
+    assert not any(engine.fence.lending for engine in sim.workers.values())
+    assert all(sim.workers[engine].fence.joined for engine in range(2))
+    assert "so weights can only come from the trainer" in message_of(sim, 2)
+    fresh = restart(sim, 2)
+    pass_time(sim, 8)
+    assert fresh.serves, "another container may fit"
+
+
+def test_a_loan_that_no_peer_can_make_does_not_end_those_that_others_make():
+    sim = fleet(engines=3)
+    misfit, late = restart(sim, 1, shape="other"), restart(sim, 2)
+    late.may_borrow.clear()
+    pass_time(sim, 10)
+    assert sum(engine.fence.lending for engine in sim.workers.values()) == 1
+    late.may_borrow.set()
+    pass_time(sim, 10)
+    assert late.serves
+    assert not misfit.serves
+    assert "Abort" not in [name for name, _ in late.calls]
+
+
+def lending_to_a_third(sim: Simulation) -> FakeEngine:
+    """A third engine has come and borrows from this donor; its borrowing never ends."""
+    sim.engines, sim.workers[2] = 3, sim.new_engine(2)
+    sim.workers[2].may_borrow.clear()
+    sim.apply(events.RosterChanged(sim.roster))
+    held = until_called(sim, Verb.BORROW)
+    sim.deliver_call(sim.calls.index(held))
+    return next(engine for engine in sim.workers.values() if engine.fence.lending)
+
+
+def scale_down(sim: Simulation) -> None:
+    del sim.workers[2]
+    sim.engines = 2
+    sim.apply(events.RosterChanged(sim.roster))
+
+
+def test_a_borrower_that_leaves_the_roster_frees_its_donor_and_the_kept_group_stays():
+    sim = fleet()
+    kept = sim.state.group
+    donor = lending_to_a_third(sim)
+    scale_down(sim)
+    pass_time(sim, 2)
+    assert not donor.fence.lending
+    assert sim.state.loans == {}
+    assert not [call for call in sim.state.calls.values() if call.borrower]
+    assert sim.state.group == kept
+    before = len(sim.verbs())
+    assert sim.run_refit(2).phase is Phase.COMPLETE
+    assert "join" not in sim.verbs()[before:]
+
+
+def test_a_staged_refit_is_not_asked_of_a_donor_whose_borrower_has_just_left():
+    sim = fleet()
+    assert sim.run_refit(2).phase is Phase.COMPLETE
+    donor = lending_to_a_third(sim)
+    scale_down(sim)
+    sim.request(3, "r3")
+    while not any(call.verb is Verb.RECEIVE for call in sim.calls):
+        if sim.writes:
+            sim.end_write()
+        elif sim.calls:
+            sim.deliver_call()
+        else:
+            assert sim.answers, "a refit that ends a loan waits for nobody's next turn"
+            sim.deliver_answer()
+    assert not donor.fence.lending
+    sim.send("r3")
+    sim.settle()
+    assert (sim.view("r3").phase, sim.view("r3").result.staged) == (Phase.COMPLETE, True)
+
+
+def test_a_donor_that_cannot_be_told_to_let_go_leaves_its_epoch_before_it_is_refitted():
+    sim = fleet()
+    donor = lending_to_a_third(sim)
+    sim.cut.add(donor.name)
+    scale_down(sim)
+    sim.settle()
+    assert donor.fence.lending
+    sim.cut.clear()
+    pass_time(sim, 4)
+    assert not donor.fence.lending
+    assert donor.serves
+    assert sim.run_refit(2).phase is Phase.COMPLETE
+
+
+@pytest.mark.parametrize("fate", ["restarts", "is dirty"])
+def test_a_donor_that_does_not_serve_the_version_any_more_ends_the_loan_at_once(fate: str):
+    sim = fleet(engines=3)
+    late = restart(sim, 2)
+    until_called(sim, Verb.BORROW)
+    late.may_borrow.clear()
+    number = next(number for number, engine in sim.workers.items() if engine.fence.lending)
+    if fate == "restarts":
+        restart(sim, number)
+    else:
+        sim.workers[number].fence = sim.workers[number].fence.cache_not_reset(1, "vLLM answered no")
+    pass_time(sim, 7)
+    loan = sim.state.loans[late.member.pod_uid]
+    assert loan.attempts >= 1
+    late.peer_fails = False
+    late.may_borrow.set()
+    pass_time(sim, 8)
+    assert late.serves
+    assert all(engine.serves for engine in sim.workers.values())
+
+
+@pytest.mark.parametrize("order", ["in order", "reversed"])
+def test_a_fleet_that_falls_asleep_ends_loans_first(order: str):
+    sim = fleet()
+    donor = lending_to_a_third(sim)
+    before = len(sim.verbs())
+    sim.apply(events.SleepRequested("night", SleepFleet(level=SleepLevel.OFFLOAD)))
+    assert sorted(sim.verbs()[before:]) == ["abort", "let-go", "sleep"]
+    while sim.calls or sim.answers:
+        if sim.calls:
+            sim.deliver_call(0 if order == "in order" else -1)
+        else:
+            sim.deliver_answer()
+    view = view_rest(sim.state, "night")
+    assert view is not None
+    assert [engine.fence.state for engine in sim.workers.values()] == [WorkerState.ASLEEP] * 3
+    assert not donor.fence.lending
+
+
+@pytest.mark.parametrize("fate", ["silent", "gone"])
+def test_an_engine_whose_loan_could_not_be_ended_is_named_when_the_fleet_falls_asleep(fate: str):
+    sim = fleet()
+    donor = lending_to_a_third(sim)
+    sim.apply(events.SleepRequested("night", SleepFleet(level=SleepLevel.OFFLOAD)))
+    if fate == "silent":
+        sim.cut.add(donor.name)
+    else:
+        number = next(number for number, engine in sim.workers.items() if engine is donor)
+        sim.workers[number] = sim.new_engine(number)
+        sim.apply(events.RosterChanged(sim.roster))
+    sim.settle()
+    with pytest.raises(ProblemError, match=f"of 3 engines did not sleep: {donor.name} did not answer let-go"):
+        view_rest(sim.state, "night")
+
+
+def test_a_loan_takes_no_longer_than_a_transfer_may():
+    sim = fleet()
+    restart(sim, 1)
+    held = until_called(sim, Verb.LEND)
+    sim.advance(5.0)
+    sim.deliver_call(sim.calls.index(held))
+    borrow = until_called(sim, Verb.BORROW).message
+    assert isinstance(borrow, Borrow)
+    assert borrow.deadline_seconds <= DEADLINES.transferring_seconds - 5.0
+
+
+@pytest.mark.parametrize("digests", [(), ("",), ("a", "b")])
+def test_a_donor_that_cannot_say_what_it_lends_is_not_borrowed_from(digests: tuple[str, ...]):
+    sim = fleet()
+    late = restart(sim, 1)
+    held = until_called(sim, Verb.LEND)
+    sim.deliver_call(sim.calls.index(held))
+    answer = next(e for e in sim.answers if isinstance(e, events.CallAnswered) and e.call == held.call)
+    assert isinstance(answer.answer, LendReport)
+    sim.answers.remove(answer)
+    sim.apply(events.CallAnswered(held.call, answer.answer.model_copy(update={"live_digests": digests})))
+    assert "borrow" not in sim.verbs()
+    assert "live digests for 1 ranks" in message_of(sim, 1)
+    pass_time(sim, 8)
+    assert late.serves
+
+
+def test_nothing_is_borrowed_over_nccl_from_an_engine_on_the_same_gpu():
+    sim = Simulation(engines=2, policy=RefitPolicy(transport=Transport.AUTO, deadlines=DEADLINES))
+    for number, engine in sim.workers.items():
+        sim.workers[number] = FakeEngine(engine.member, instance=engine.instance, device=f"GPU-{number}")
+    sim.start()
+    sim.settle()
+    sim.open_session(devices=("GPU-t",), nccl_version="2.28")
+    assert sim.run_refit(1, "r0").phase is Phase.COMPLETE
+    restart(sim, 1, device="GPU-0")
+    pass_time(sim, 8)
+    assert "lend" not in sim.verbs()
+    fresh = restart(sim, 1, device="GPU-1")
+    pass_time(sim, 8)
+    assert fresh.serves
 
 
 def test_a_donor_that_lends_is_not_asked_by_another_late_engine():
@@ -233,7 +435,7 @@ def test_a_refit_that_begins_ends_the_loan_first():
     sim.calls.remove(held)
     sim.request(2)
     assert sim.state.loans == {}
-    assert sorted(sim.verbs()[before:]) == ["abort", "abort"]
+    assert sorted(sim.verbs()[before:]) == ["abort", "let-go"]
     assert sim.view().phase is Phase.FORMING
     sim.settle()
     assert not sim.workers[0].fence.lending
@@ -252,3 +454,32 @@ def test_a_successor_of_the_sync_job_lends_again():
     sim.workers[0].ranks.let_go()
     pass_time(sim, 20)
     assert late.serves
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_a_successor_has_engines_let_go_that_lend_to_nobody_it_knows_of(early: bool):
+    sim = fleet()
+    assert sim.run_refit(2).phase is Phase.COMPLETE
+    donor = lending_to_a_third(sim)
+    del sim.workers[2]
+    sim.engines = 2
+    sim.restart_sync()
+    if early:
+        sim.open_session("s2")
+        sim.request(3, "r3", "s2")
+    pass_time(sim, 4)
+    assert not donor.fence.lending
+    if not early:
+        sim.open_session("s2")
+        sim.request(3, "r3", "s2")
+    for _ in range(4):
+        sim.settle()
+        view = sim.view("r3")
+        if view.join is not None:
+            sim.join("r3")
+        elif view.prepare is not None:
+            sim.prepare("r3")
+        elif view.send is not None:
+            sim.send("r3")
+    assert (sim.view("r3").phase, sim.view("r3").result.staged) == (Phase.COMPLETE, True)
+    assert "Abort" not in [name for name, _ in donor.calls]

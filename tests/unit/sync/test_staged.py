@@ -4,12 +4,14 @@ import pytest
 
 from fakes.simulation import DEADLINES, Simulation
 from rolloutfleet.contract.policy import PauseMode, RefitPolicy, Transport
-from rolloutfleet.contract.problems import ProblemCode
+from rolloutfleet.contract.problems import Problem, ProblemCode
 from rolloutfleet.contract.trainer import Phase
 from rolloutfleet.contract.worker import CommitReport, WorkerState
 from rolloutfleet_sync.protocol import events
 from rolloutfleet_sync.protocol.commands import WriteCommit, WriteIntent
+from rolloutfleet_sync.protocol.machine import may_publish
 from rolloutfleet_sync.protocol.model import Verb
+from rolloutfleet_sync.protocol.view import summarize_status
 
 
 def staged(pause: PauseMode = PauseMode.KEEP, engines: int = 2) -> Simulation:
@@ -100,52 +102,193 @@ def test_an_engine_that_stood_still_before_the_swap_is_resumed():
 
 
 @pytest.mark.parametrize("pause", [PauseMode.WAIT, PauseMode.ABORT])
-def test_a_pause_after_the_decision_begins_when_the_version_is_durable(pause: PauseMode):
+def test_engines_that_must_stand_still_for_the_copy_do_so_before_the_version_is_decided(pause: PauseMode):
     sim = staged(pause)
     receive(sim)
     before = len(sim.verbs())
     sim.tell_sent()
-    assert verbs_since(sim, before) == []
-    sim.end_write()
     assert sim.view().phase is Phase.PAUSING
     assert verbs_since(sim, before) == ["pause", "pause"]
+    assert not sim.writes
+    while not sim.writes:
+        sim.deliver_call() if sim.calls else sim.deliver_answer()
+    assert [type(write) for write in sim.writes] == [WriteCommit]
+    assert sim.view().phase is Phase.COMMITTING
+    assert verbs_since(sim, before) == ["pause", "pause"]
     sim.settle()
-    assert sim.view().phase is Phase.COMPLETE
+    view = sim.view()
+    assert (view.phase, view.result.staged) == (Phase.COMPLETE, True)
     assert verbs_since(sim, before) == ["pause", "pause", "commit", "commit", "resume", "resume"]
+    assert all(engine.serves and engine.weights == (2, "bytes") for engine in sim.workers.values())
 
 
-def test_a_pause_after_the_decision_that_gets_no_answer_is_repeated():
+@pytest.mark.parametrize("trouble", ["slow", "cut", "refused", "trainer", "stop"])
+def test_a_pause_for_the_copy_that_fails_leaves_every_engine_serving_the_version_before(trouble: str):
     sim = staged(PauseMode.WAIT)
     receive(sim)
     sim.tell_sent()
-    sim.cut.add(sim.workers[1].name)
-    sim.end_write()
-    sim.settle()
-    assert sim.view().phase is Phase.PAUSING
-    assert sim.view().waiting_for == (sim.workers[1].name,)
+    slow = sim.workers[1]
+    held = next(call for call in sim.calls if call.verb is Verb.PAUSE and call.pod_uid == slow.member.pod_uid)
+    if trouble != "cut":
+        sim.calls.remove(held)
+    match trouble:
+        case "cut":
+            sim.cut.add(slow.name)
+        case "refused":
+            problem = Problem(code=ProblemCode.DEADLINE_EXCEEDED, message="vLLM did not pause", member=slow.name)
+            sim.apply(events.CallFailed(held.call, problem, refused=True))
+        case "trainer":
+            sim.apply(events.SessionClosed("s1"))
+        case "stop":
+            sim.apply(events.StopRequested())
+    for _ in range(DEADLINES.pausing_seconds + int(sim.timing.aborting) + 1):
+        sim.settle()
+        sim.advance(1.0)
+        if sim.state.session is not None:
+            sim.apply(events.SessionRenewed("s1"))
+    view = sim.view()
+    assert (view.phase, view.problem.phase) == (Phase.FAILED, "Pausing")
+    assert sim.stored.version == 1
     sim.cut.clear()
-    sim.advance(1.0)
+    for _ in range(4):
+        sim.settle()
+        sim.advance(1.0)
+    for engine in sim.workers.values():
+        assert engine.serves
+        assert engine.weights == (1, sim.published[1])
+        assert not engine.fence.staged
+        assert not engine.vllm.paused
+
+
+def test_an_engine_keeps_what_it_has_staged_while_all_pause_and_the_version_is_written():
+    sim = staged(PauseMode.WAIT)
+    receive(sim)
+    sim.tell_sent()
+    slow = sim.workers[1]
+    held = next(call for call in sim.calls if call.pod_uid == slow.member.pod_uid and call.verb is Verb.PAUSE)
+    sim.calls.remove(held)
+    sim.settle()
+    quick = sim.workers[0]
+    assert quick.fence.state is WorkerState.PAUSED
+    sim.advance(DEADLINES.pausing_seconds - 0.5)
+    sim.settle()
+    sim.calls.append(held)
+    while not sim.writes:
+        sim.deliver_call() if sim.calls else sim.deliver_answer()
+    sim.advance(DEADLINES.committing_seconds - 0.5)
+    while sim.calls or sim.answers:
+        sim.deliver_call() if sim.calls else sim.deliver_answer()
+    assert all(engine.fence.swaps_for(2) for engine in sim.workers.values())
     sim.settle()
     assert sim.view().phase is Phase.COMPLETE
 
 
-def test_a_member_that_cannot_pause_after_the_decision_is_left_behind():
+def test_a_member_lost_while_the_version_is_written_is_left_behind_and_finishes_when_it_is_back():
     sim = staged(PauseMode.WAIT)
     receive(sim)
     sim.tell_sent()
-    sim.cut.add(sim.workers[1].name)
+    while not sim.writes:
+        sim.deliver_call() if sim.calls else sim.deliver_answer()
+    gone = sim.workers[1]
+    sim.cut.add(gone.name)
     sim.end_write()
     for _ in range(14):
-        sim.advance(1.0)
         sim.settle()
+        sim.advance(1.0)
     view = sim.view()
-    assert view.phase is Phase.FAILED
-    assert view.problem is not None
-    assert view.problem.member == sim.workers[1].name
-    assert view.result is not None
+    assert (view.phase, view.problem.member) == (Phase.FAILED, gone.name)
     assert view.result.members == (sim.workers[0].name,)
     assert sim.stored.version == 2
     assert sim.workers[0].serves
+    sim.cut.clear()
+    for _ in range(6):
+        sim.settle()
+        sim.advance(1.0)
+    assert [name for name, _ in gone.calls][-2:] == ["Commit", "Abort"]
+    assert gone.serves
+    assert gone.weights == (2, "bytes")
+    assert not gone.fence.joined
+    assert sim.run_refit(3, "r2").phase is Phase.COMPLETE
+
+
+def staged_and_decided(pause: PauseMode) -> Simulation:
+    """Both engines hold a staged version, serve, and the version is committed; the sync job has just started."""
+    sim = staged()
+    receive(sim)
+    sim.tell_sent()
+    sim.store(sim.writes.pop())
+    sim.policy = sim.policy.model_copy(update={"pause": pause})
+    sim.restart_sync()
+    return sim
+
+
+@pytest.mark.parametrize("pause", [PauseMode.WAIT, PauseMode.ABORT])
+def test_a_successor_pauses_engines_before_the_swap_where_requests_must_not_see_two_versions(pause: PauseMode):
+    sim = staged_and_decided(pause)
+    for _ in range(5):
+        sim.settle()
+        sim.advance(1.0)
+    for engine in sim.workers.values():
+        assert [name for name, _ in engine.calls][-3:] == ["Pause", "Commit", "Resume"]
+        assert engine.serves
+        assert engine.weights == (2, "bytes")
+
+
+def test_a_successor_whose_pause_fails_ends_the_requests_rather_than_lose_the_version():
+    sim = staged_and_decided(PauseMode.WAIT)
+    while not any(call.verb is Verb.PAUSE for call in sim.calls):
+        sim.deliver_call() if sim.calls else sim.deliver_answer()
+    held = next(call for call in sim.calls if call.verb is Verb.PAUSE)
+    sim.calls.remove(held)
+    problem = Problem(code=ProblemCode.DEADLINE_EXCEEDED, message="vLLM did not pause")
+    sim.apply(events.CallFailed(held.call, problem, refused=True))
+    for _ in range(5):
+        sim.settle()
+        sim.advance(1.0)
+    engine = sim.find(held.pod_uid)
+    assert engine is not None
+    assert [call.mode for name, call in engine.calls if name == "Pause"] == [PauseMode.ABORT]
+    assert all(engine.serves and engine.weights == (2, "bytes") for engine in sim.workers.values())
+
+
+def test_a_successor_swaps_at_once_where_requests_may_see_both_versions():
+    sim = staged_and_decided(PauseMode.KEEP)
+    for _ in range(4):
+        sim.settle()
+        sim.advance(1.0)
+    assert all(engine.serves and engine.weights == (2, "bytes") for engine in sim.workers.values())
+    assert all("Pause" not in [name for name, _ in engine.calls] for engine in sim.workers.values())
+
+
+def test_the_status_is_written_while_a_staged_version_travels_and_not_while_engines_wait():
+    sim = staged(PauseMode.WAIT)
+    sim.request(2)
+    sim.settle()
+    assert sim.view().phase is Phase.TRANSFERRING
+    assert may_publish(sim.state)
+    assert summarize_status(sim.state, sim.state.record)["intent"] == {"epoch": sim.state.epoch, "version": 2}
+    sim.sent[sim.view().epoch, 2] = "bytes"
+    while sim.transfers or sim.answers:
+        sim.end_transfer() if sim.transfers else sim.deliver_answer()
+    assert sim.view().phase is Phase.VERIFYING
+    assert may_publish(sim.state)
+    sim.tell_sent()
+    assert sim.view().phase is Phase.PAUSING
+    assert not may_publish(sim.state)
+
+
+def test_engines_that_stand_still_while_nobody_knows_the_fate_of_the_commit_are_told_apart():
+    sim = staged(PauseMode.WAIT)
+    receive(sim)
+    sim.tell_sent()
+    while not sim.writes:
+        sim.deliver_call() if sim.calls else sim.deliver_answer()
+    sim.end_write(stored=False)
+    assert "engines stand still until the sync job has read it back" in sim.view().problem.message
+    for _ in range(5):
+        sim.settle()
+        sim.advance(1.0)
+    assert all(engine.serves and engine.weights[0] == 1 for engine in sim.workers.values())
 
 
 @pytest.mark.parametrize("loss", ["pod", "trainer", "bytes", "deadline", "stop"])

@@ -80,13 +80,21 @@ def refuse(made: Parties, wanted: Transport) -> Problem:
 
 CPU_TRAINER = {"devices": ("cpu",), "nccl_version": "", "locality": HERE}
 GPU_TRAINER = {"devices": ("GPU-0", "GPU-1"), "ranks": 2, "locality": HERE}
+TWICE, OWN = "NCCL takes every GPU once, and", "give each rank a GPU of its own"
+OTHER_NAMESPACE = Locality(host="boot/2", memory="boot/shm")
 
 
 @pytest.mark.parametrize(
     ("made", "transport", "wire", "reason"),
     [
         (
-            parties(("GPU-0",), ("GPU-1",), trainer=GPU_TRAINER),
+            parties(("GPU-0", "GPU-1"), ("GPU-1", "GPU-0"), trainer=GPU_TRAINER),
+            Transport.COLOCATED,
+            Wire.MEMORY,
+            "Colocated through shared memory: trainer and engines share their GPUs",
+        ),
+        (
+            parties(("GPU-0",), trainer=GPU_TRAINER | {"devices": ("GPU-0", "GPU-0")}),
             Transport.COLOCATED,
             Wire.MEMORY,
             "Colocated through shared memory: trainer and engines share their GPUs",
@@ -104,22 +112,22 @@ GPU_TRAINER = {"devices": ("GPU-0", "GPU-1"), "ranks": 2, "locality": HERE}
             "Layout over NCCL: trainer and engines share no device",
         ),
         (
-            parties(("GPU-0",), ("GPU-2",), trainer=GPU_TRAINER),
-            Transport.LAYOUT,
-            Wire.NCCL,
-            "Layout over NCCL: trainer t has no tensors on the GPUs of p1 on GPU-2",
-        ),
-        (
-            parties(("GPU-0",), ("GPU-1",), trainer=GPU_TRAINER, reports={1: {"locality": THERE}}),
+            parties(("GPU-2",), ("GPU-3",), trainer=GPU_TRAINER, reports={1: {"locality": THERE}}),
             Transport.LAYOUT,
             Wire.NCCL,
             "Layout over NCCL: p1 shares no host with trainer t",
         ),
         (
-            parties(("GPU-0",), trainer=CPU_TRAINER | {"nccl_version": "2.28"}),
+            parties(("GPU-0",), ("GPU-1",), trainer=CPU_TRAINER),
+            Transport.COLOCATED,
+            Wire.MEMORY,
+            "Colocated through shared memory: trainer and engines share the memory of one host",
+        ),
+        (
+            parties(("GPU-0",), trainer=CPU_TRAINER | {"nccl_version": "2.28", "locality": THERE}),
             Transport.LAYOUT,
             Wire.NCCL,
-            "Layout over NCCL: the tensors of trainer t are not on a GPU that it can share",
+            "Layout over NCCL: trainer and engines share no memory",
         ),
         (
             parties(("cpu",), trainer=CPU_TRAINER | {"locality": THERE}),
@@ -160,6 +168,65 @@ def test_auto_takes_the_first_that_all_can_do_and_says_why(
     ("made", "wanted", "words", "member"),
     [
         (parties(("GPU-0",)), Transport.COLOCATED, "trainer and engines share no device", ""),
+        (
+            parties(("GPU-0",), ("GPU-2",), trainer=GPU_TRAINER | {"devices": ("GPU-0",), "ranks": 1}),
+            Transport.COLOCATED,
+            "trainer t has no tensors on the GPUs of p1 on GPU-2",
+            "p1",
+        ),
+        (
+            parties(("GPU-0",), ("GPU-1",), trainer=GPU_TRAINER),
+            Transport.COLOCATED,
+            "p0 does not see GPU-1, p1 does not see GPU-0, where trainer t holds tensors",
+            "",
+        ),
+        (
+            parties(("GPU-0",), trainer=GPU_TRAINER),
+            Transport.COLOCATED,
+            "p0 does not see GPU-1, where trainer t holds tensors",
+            "p0",
+        ),
+        (
+            parties(("GPU-0",), trainer={"devices": ("GPU-0",), "locality": OTHER_NAMESPACE}),
+            Transport.COLOCATED,
+            "trainer and engines share GPUs, but no IPC namespace",
+            "",
+        ),
+        (
+            parties(
+                ("GPU-0",),
+                ("GPU-0",),
+                trainer=GPU_TRAINER | {"devices": ("GPU-0",), "ranks": 1},
+                reports={1: {"locality": OTHER_NAMESPACE}},
+            ),
+            Transport.COLOCATED,
+            "p1 shares no IPC namespace with trainer t",
+            "p1",
+        ),
+        (
+            parties(("GPU-0",), trainer={"devices": ("GPU-0",)}),
+            Transport.LAYOUT,
+            f"{TWICE} GPU-0 is that of rank 0 of p0 and of rank 0 of trainer t: {OWN}, or trainer and engines what Colocated needs",
+            "p0",
+        ),
+        (
+            parties(("GPU-0",), ("GPU-1",), ("GPU-0",)),
+            Transport.NATIVE,
+            f"{TWICE} GPU-0 is that of rank 0 of p0 and of rank 0 of p2: {OWN}",
+            "",
+        ),
+        (
+            parties(("GPU-0",), trainer={"devices": ("GPU-t", "GPU-t"), "ranks": 2}),
+            Transport.LAYOUT,
+            f"{TWICE} GPU-t is that of rank 0 of trainer t and of rank 1 of trainer t: {OWN}",
+            "trainer",
+        ),
+        (
+            parties(("GPU-0",), trainer={"devices": (), "nccl_version": ""}),
+            Transport.LAYOUT,
+            "trainer t has no NCCL, and the engines run on GPUs",
+            "trainer",
+        ),
         (parties(("GPU-0",), layouts={0: ()}), Transport.LAYOUT, "p0 gave no layout of this manifest", "p0"),
         (parties(("cpu",), ("cpu",)), Transport.NATIVE, "Native needs GPUs, and p0, p1 run on CPUs", ""),
         (parties(("GPU-0",)), Transport.GLOO, "Gloo is for engines on CPUs, and p0 runs on GPUs", "p0"),
@@ -187,7 +254,8 @@ def test_a_transport_that_is_asked_for_is_taken_or_refused_with_who_cannot(
 
 @pytest.mark.parametrize("wanted", [Transport.LAYOUT, Transport.NATIVE])
 def test_a_transport_that_is_asked_for_is_not_replaced_by_a_faster_one(wanted: Transport):
-    made = parties(("GPU-0",), trainer=GPU_TRAINER | {"ranks": 1})
+    made = parties(("GPU-0",), trainer=CPU_TRAINER | {"nccl_version": "2.28"})
+    assert choose(made).transport is Transport.COLOCATED
     choice = choose(made, wanted, Staging.NEVER)
     assert choice.transport is wanted
     assert choice.reason.endswith(": the policy says so")
@@ -226,8 +294,20 @@ def test_when_nothing_fits_every_obstacle_is_told():
             parties(("GPU-0",), ("GPU-1",), reports={1: {"state": WorkerState.DIRTY}}),
             "p1 holds no whole version to serve meanwhile",
         ),
+        (
+            parties(("GPU-0",), layouts={0: (layout(staging_bytes=21 * GB),)}),
+            "rank 0 of p0 has room for 20 GB of 21 GB",
+        ),
         (parties(("cpu", "cpu")), "rank 0 of p0 has room for 20 GB of 30 GB"),
         (parties(("cpu",), ("cpu",)), "rank 0 of p0 has room for 20 GB of 30 GB"),
+        (
+            parties(("cpu",), ("cpu",), locality=Locality(host="b/1"), reports={1: {"locality": Locality(host="b/2")}}),
+            "rank 0 of p0 has room for 20 GB of 30 GB",
+        ),
+        (
+            parties(("cpu",), ("cpu",), locality=Locality(host="b/1"), reports={1: {"locality": Locality(host="c/1")}}),
+            None,
+        ),
     ],
 )
 def test_a_version_is_staged_only_where_every_rank_has_verified_all_of_it_and_has_room(
@@ -242,6 +322,25 @@ def test_room_is_no_question_where_the_second_buffers_are_held_already():
     made = parties(("GPU-0",), layouts={0: (layout(room_bytes=5 * GB),)})
     assert not choose(made).staged
     assert choose(made, held=True).staged
+
+
+def test_engines_that_share_a_gpu_share_its_room_whatever_their_namespaces():
+    host_memory = CPU_TRAINER | {"locality": Locality(host="b/3", memory="b/9")}
+    made = parties(
+        ("GPU-0",),
+        ("GPU-0",),
+        trainer=host_memory,
+        reports={number: {"locality": Locality(host=f"b/{number}", memory="b/9")} for number in range(2)},
+    )
+    choice = choose(made)
+    assert choice.transport is Transport.COLOCATED
+    assert choice.reason.endswith("not staged, for rank 0 of p0 has room for 20 GB of 30 GB")
+
+
+def test_a_gpu_that_occurs_twice_is_told_when_nothing_else_fits():
+    problem = refuse(parties(("GPU-0",), ("GPU-0",)), Transport.AUTO)
+    assert "NCCL takes every GPU once, and GPU-0 is that of rank 0 of p0 and of rank 0 of p1" in problem.message
+    assert problem.message.count("NCCL takes every GPU once") == 1
 
 
 def test_nothing_is_staged_against_the_policy_or_by_whole_broadcasts():

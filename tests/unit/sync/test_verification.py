@@ -110,6 +110,31 @@ def test_every_rank_must_hold_what_was_sent_for_its_own_layout(change, words):
         assert words in problem.message
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"received_digests": ("d0", "")}, "p1 gave an empty received digest for local rank 1"),
+        ({"live_digests": ("", "l1")}, "p1 gave an empty live digest for local rank 0"),
+    ],
+)
+def test_an_empty_digest_of_an_engine_never_verifies(change, words):
+    problem = find_unverified(refit(Transport.LAYOUT, 2, u0=received(**SLICES), u1=received(**SLICES | change)), SLICED)
+    assert problem is not None
+    assert problem.member == "p1"
+    assert words in problem.message
+
+
+def test_an_empty_digest_of_the_trainer_never_verifies():
+    nothing = received(received_digests=("",))
+    problem = find_unverified(refit(Transport.GLOO, 1, u0=nothing), WHOLE.model_copy(update={"digests": {"": ""}}))
+    assert problem is not None
+    sent = SLICED.model_copy(update={"digests": {"L0": "d0", "L1": ""}})
+    problem = find_unverified(refit(Transport.LAYOUT, 2, u0=received(**SLICES)), sent)
+    assert problem is not None
+    assert problem.member == "trainer"
+    assert "the trainer gave an empty digest for layout L1 of local rank 1 of p0" in problem.message
+
+
 def test_live_parameters_are_compared_only_between_ranks_of_one_layout():
     made = refit(Transport.LAYOUT, 1, u0=received(received_digests=("d0",)), u1=received(received_digests=("d1",)))
     other = replace(made, layouts={"u0": (layout("L0"),), "u1": (layout("L1"),)})

@@ -39,9 +39,6 @@ class EngineDouble:
     async def wake_up(self, **options):
         self.calls.append(("wake", options))
 
-    async def pause_generation(self, **options):
-        self.calls.append(("pause", options))
-
     async def reset_prefix_cache(self, **options):
         self.calls.append(("reset", options))
         return self.resets
@@ -167,7 +164,7 @@ async def test_a_cache_reset_that_vllm_denies_is_reported_as_denied(server):
 
 async def test_a_pause_keeps_the_cache_for_the_commit_to_decide(server):
     await server.request(ENGINE_PREFIX + "pause", {"mode": "keep"}, secret=SECRET)
-    assert server.engine.calls == [("pause", {"mode": "keep", "clear_cache": False})]
+    assert server.engine.calls == [("pause-core", {"mode": "keep", "clear_cache": False})]
 
 
 UPDATE = [

@@ -20,11 +20,9 @@ from vllm.model_executor.layers.linear import LinearBase, QKVParallelLinear
 
 from rolloutfleet.contract.adapter import AdapterSpec, HeldAdapter, manifest_key
 from rolloutfleet.contract.manifest import Manifest, TensorSpec
+from rolloutfleet.contract.names import KEPT_ADAPTER_MANIFESTS
 from rolloutfleet.layout import Layout, checkpoint_layout
 from rolloutfleet_worker.adapter_files import ENV_ADAPTERS, version_folder, write_version
-
-KEPT: Final = 64
-"""Manifests of adapters that stay checked; they are small."""
 
 _BY_FILE: Final = "vLLM loads adapters from a file"
 _MOST_FAULTS: Final = 50
@@ -69,7 +67,7 @@ class KnownAdapters:
         key = manifest_key(manifest.digest(), spec)
         known = self._known.setdefault(key, KnownAdapter(spec, manifest, checkpoint_layout(manifest, reason=_BY_FILE)))
         self._known.move_to_end(key)
-        while len(self._known) > KEPT:
+        while len(self._known) > KEPT_ADAPTER_MANIFESTS:
             self._known.popitem(last=False)
         return faults, known
 

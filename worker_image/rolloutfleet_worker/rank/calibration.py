@@ -5,7 +5,7 @@ The sums weigh each word by its place in the source tensor, so that a kernel tha
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -35,30 +35,36 @@ class Calibration:
         self._varied: dict[int, torch.Tensor] = {}
         self._arrived: set[int] = set()
 
-    def arrived(self, name: str, tensor: torch.Tensor) -> None:
-        """Takes the sums of a source tensor, which may change or go as soon as this returns and the current stream has caught up.
+    def arrived(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
+        """Takes the sums of source tensors, which may change or go as soon as this returns and the current stream has caught up.
 
         Raises:
-            KeyError: the manifest has no tensor of this name.
+            KeyError: the manifest has no tensor of such a name.
         """
-        source = self._index[name]
-        self._arrived.add(source)
-        placements = self._placements.get(source)
-        if not placements:
-            return
-        entries = []
-        varied = []
-        for placement in placements:
-            # The sender casts in a transfer in place; vLLM's loader casts here.
-            dtype = getattr(torch, self._captured.layout.parameters[placement.parameter].dtype)
-            flat = tensor.detach().to(dtype).contiguous().view(-1)
-            block = placement.source_block
-            entries.append((flat, block, 0, block, _unit(flat)))
-            words = flat.view(_INTEGERS[flat.element_size()])
-            runs = words.as_strided((block.rows, block.run), (block.stride, 1), words.storage_offset() + block.offset)
-            varied.append((runs != runs[0, 0]).any())
-        self._sums[source] = SumTable.build(entries, sources=1).run()[0]
-        self._varied[source] = torch.stack(varied).all()
+        sources: list[int] = []
+        entries: list[tuple[torch.Tensor, Block, int, Block, int]] = []
+        for name, tensor in tensors:
+            source = self._index[name]
+            self._arrived.add(source)
+            if not self._placements.get(source):
+                continue
+            varied = []
+            for placement in self._placements[source]:
+                # The sender casts in a transfer in place; vLLM's loader casts here.
+                dtype = getattr(torch, self._captured.layout.parameters[placement.parameter].dtype)
+                flat = tensor.detach().to(dtype).contiguous().view(-1)
+                block = placement.source_block
+                entries.append((flat, block, len(sources), block, _unit(flat)))
+                words = flat.view(_INTEGERS[flat.element_size()])
+                runs = words.as_strided(
+                    (block.rows, block.run), (block.stride, 1), words.storage_offset() + block.offset
+                )
+                varied.append((runs != runs[0, 0]).any())
+            sources.append(source)
+            self._varied[source] = torch.stack(varied).all()
+        if sources:
+            # One table for all of them: making one waits for the device.
+            self._sums |= zip(sources, SumTable.build(entries, sources=len(sources)).run().unbind(0), strict=True)
 
     def finish(self) -> Layout:
         """The layout of what is proved: placements that agree and could not agree by chance; all else is a detour, with its reason."""

@@ -51,21 +51,25 @@ class Lending:
             raise RankError(f"cannot listen for a peer at {ENV_POD_IP}={address!r}: {error}") from error
         return {"host": address, "port": port}
 
-    def lend(self, body: Frame) -> Frame:
+    def lend(self, body: Frame, cancelled: threading.Event) -> Frame:
         """Send everything, once the borrower has come.
 
         Raises:
-            RankError: the borrower was lost or did not come in time.
+            RankError: the borrower was lost or did not come in time, or the lending was cancelled.
         """
         timeout = float(body["timeout_seconds"])
         deadline = time.monotonic() + timeout
         rendezvous = Rendezvous.model_validate(body["rendezvous"])
-        offered, self._offered = self._offered, None
+        with self._guard:
+            offered, self._offered = self._offered, None
+        if cancelled.is_set():
+            raise RankError(f"local rank {self._rank} was told to let go before it had begun to lend")
         tensors = self._tensors() + [self._file(held) for held in _adapters(body)]
         try:
-            store = offered or connect_store(rendezvous.host, rendezvous.port, timeout)
-            with self._paired(store, peer.LENDER) as pair:
-                peer.lend(pair, tensors, live_digest(self._model), Wire(body["wire"]), self._device, deadline)
+            store = offered or connect_store(rendezvous.host, rendezvous.port, timeout, cancelled)
+            with self._paired(store, peer.LENDER, cancelled) as pair:
+                digest = live_digest(self._model, cancelled=pair.cancelled)
+                peer.lend(pair, tensors, digest, Wire(body["wire"]), self._device, deadline)
         except TRANSFER_ERRORS as error:
             raise RankError(f"local rank {self._rank} lent in vain: {type(error).__name__}: {error}") from error
         return {}
@@ -85,12 +89,12 @@ class Lending:
         touched = False
         try:
             store = connect_store(rendezvous.host, rendezvous.port, timeout, cancelled)
-            with self._paired(store, peer.BORROWER) as pair:
+            with self._paired(store, peer.BORROWER, cancelled) as pair:
                 expected = pair.await_digest(began + timeout)
                 touched = True
                 nbytes = peer.borrow(pair, tensors, Wire(body["wire"]), self._device, began + timeout)
-            received = time.monotonic()
-            live = live_digest(self._model)
+                received = time.monotonic()
+                live = live_digest(self._model, cancelled=pair.cancelled)
             for held, file in zip(adapters, files, strict=True):
                 _write(held, file)
         except TRANSFER_ERRORS as error:
@@ -115,6 +119,7 @@ class Lending:
         """End what is under way; the other side sees it too."""
         with self._guard:
             pair, self._pair = self._pair, None
+            self._offered = None
         if pair is not None:
             pair.end("told to let go")
 
@@ -129,8 +134,8 @@ class Lending:
             raise RankError(f"local rank {self._rank}: {error}") from error
 
     @contextmanager
-    def _paired(self, store: SessionStore, side: int) -> Iterator[peer.Pair]:
-        pair = peer.Pair(store, self._rank, side)
+    def _paired(self, store: SessionStore, side: int, cancelled: threading.Event) -> Iterator[peer.Pair]:
+        pair = peer.Pair(store, self._rank, side, cancelled)
         with self._guard:
             self._pair = pair
         try:

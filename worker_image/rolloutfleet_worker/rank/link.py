@@ -28,9 +28,10 @@ class RankOperations(Protocol):
     def prepare(self, body: Frame, cancelled: threading.Event) -> Frame: ...
     def receive(self, body: Frame, cancelled: threading.Event) -> Frame: ...
     def free(self) -> Frame: ...
-    def shape(self) -> Frame: ...
+    def unmap(self) -> Frame: ...
+    def shape(self, cancelled: threading.Event) -> Frame: ...
     def offer(self, body: Frame) -> Frame: ...
-    def lend(self, body: Frame) -> Frame: ...
+    def lend(self, body: Frame, cancelled: threading.Event) -> Frame: ...
     def borrow(self, body: Frame, cancelled: threading.Event) -> Frame: ...
     def let_go(self) -> None: ...
     def abort(self) -> None: ...
@@ -54,6 +55,8 @@ class RankLink:
         self._lender = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rolloutfleet-lending")
         self._sending = threading.Lock()
         self._under_way: set[threading.Event] = set()
+        self._lending = threading.Event()
+        """Cancels the lending that was ordered last."""
         self._stopping = False
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 
@@ -83,6 +86,7 @@ class RankLink:
                     self._operations.abort()
                     self._send({"id": order["id"], "ok": True, "body": {}})
                 case "let-go":
+                    self._lending.set()
                     self._operations.let_go()
                     self._send({"id": order["id"], "ok": True, "body": {}})
                 case _:
@@ -110,12 +114,15 @@ class RankLink:
             "prepare": lambda: rank.prepare(body, cancelled),
             "receive": lambda: rank.receive(body, cancelled),
             "free": rank.free,
-            "shape": rank.shape,
+            "unmap": rank.unmap,
+            "shape": lambda: rank.shape(cancelled),
             "offer": lambda: rank.offer(body),
-            "lend": lambda: rank.lend(body),
+            "lend": lambda: rank.lend(body, cancelled),
             "borrow": lambda: rank.borrow(body, cancelled),
         }[order["op"]]
-        executor = self._lender if order["op"] == "lend" else self._worker
+        executor = self._worker
+        if order["op"] == "lend":
+            executor, self._lending = self._lender, cancelled
         executor.submit(operation).add_done_callback(lambda done: self._finish(order["id"], cancelled, done))
 
     def _finish(self, order_id: int, cancelled: threading.Event, done: "Future[Frame]") -> None:

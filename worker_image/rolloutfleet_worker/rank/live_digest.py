@@ -4,8 +4,9 @@ Two engines of one shape that hold the same version give the same digest. Where 
 covers what the kernel computes from it for a fixed input instead: evidence of the packed copy itself.
 """
 
-from collections.abc import Collection
-from typing import Any
+import threading
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, Final
 
 import torch
 
@@ -14,10 +15,19 @@ from rolloutfleet.tiles.digesting import SumTable, sums_digest
 from rolloutfleet_worker.rank.in_place import computes_from_weight
 from rolloutfleet_worker.rank.live_tensors import live_parameters
 
+_Entry = tuple[torch.Tensor, Block, int, Block, int]
+
+_TOGETHER_BYTES: Final = 256 << 20
+
 
 @torch.no_grad()
-def live_digest(model: torch.nn.Module, modules: Collection[str] | None = None) -> str:
-    """Hex digest over every parameter of the model, or of these modules alone; tied parameters count once, buffers do not."""
+def live_digest(
+    model: torch.nn.Module, modules: Collection[str] | None = None, cancelled: threading.Event | None = None
+) -> str:
+    """Hex digest over every parameter of the model, or of these modules alone; tied parameters count once, buffers do not.
+
+    Raises ConnectionAbortedError soon after ``cancelled`` is set: on CPUs all weights of a model take long.
+    """
     parameters, _ = live_parameters(model)
     chosen = [
         (name, _flat(parameter.data))
@@ -31,8 +41,31 @@ def live_digest(model: torch.nn.Module, modules: Collection[str] | None = None) 
         (tensor, block := Block.contiguous(0, tensor.numel()), number, block, min(4, tensor.element_size()))
         for number, (_, tensor) in enumerate(chosen)
     ]
+    device = chosen[0][1].device if chosen else torch.device("cpu")
+    sums = torch.zeros((len(entries), 2), dtype=torch.int64, device=device)
+    for some in _together(entries):
+        if cancelled is not None and cancelled.is_set():
+            raise ConnectionAbortedError("the digest of the live weights is not wanted any more")
+        SumTable.build(some, sources=len(entries)).run(sums)
     shape = shape_digest((name, str(tensor.dtype), tensor.shape) for name, tensor in chosen)
-    return str(sums_digest(shape, SumTable.build(entries, sources=len(entries)).run()))
+    return str(sums_digest(shape, sums))
+
+
+def _together(entries: Sequence[_Entry]) -> Iterator[Sequence[_Entry]]:
+    """All of a GPU's at once, which is quick; else some at a time."""
+    if entries and entries[0][0].device.type == "cuda":
+        yield entries
+        return
+    group: list[_Entry] = []
+    filled = 0
+    for entry in entries:
+        group.append(entry)
+        filled += entry[0].nbytes
+        if filled >= _TOGETHER_BYTES:
+            yield group
+            group, filled = [], 0
+    if group:
+        yield group
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:

@@ -40,8 +40,7 @@ class Loading:
         """Loads whole source tensors; they may be kept until their layer is complete."""
         began = time.monotonic()
         if self._calibration is not None:
-            for name, tensor in tensors:
-                self._calibration.arrived(name, tensor)
+            self._calibration.arrived(tensors)
         self._reload.load(iter(tensors))
         self.seconds += time.monotonic() - began
 

@@ -5,13 +5,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from rolloutfleet.contract.manifest import Manifest
+from rolloutfleet.contract.names import KEPT_MANIFESTS
 from rolloutfleet.contract.worker import LayoutSummary
 from rolloutfleet.layout import Layout, checkpoint_layout
 from rolloutfleet_worker.rank.layout_capture import Captured
 from rolloutfleet_worker.rank.link import RankError
-
-KEPT: Final = 2
-"""The one in use, and the one before it, to which a trainer may return."""
+from rolloutfleet_worker.rank.room import buffer_starts
 
 _NAMED_REASONS: Final = 8
 
@@ -41,6 +40,9 @@ class KnownManifests:
         self._known: OrderedDict[str, Known] = OrderedDict()
 
     def find(self, digest: str) -> Known | None:
+        """The manifest with this digest, which counts as used then."""
+        if digest in self._known:
+            self._known.move_to_end(digest)
         return self._known.get(digest)
 
     def add(self, captured: Captured) -> Known:
@@ -49,7 +51,7 @@ class KnownManifests:
         digest = captured.layout.manifest_digest
         self._known[digest] = known
         self._known.move_to_end(digest)
-        while len(self._known) > KEPT:
+        while len(self._known) > KEPT_MANIFESTS:
             self._known.popitem(last=False)
         return known
 
@@ -59,10 +61,11 @@ class KnownManifests:
         Raises:
             RankError: it was never checked here, or too many others have been since.
         """
-        known = self._known.get(digest)
+        known = self.find(digest)
         if known is None:
-            raise RankError(f"manifest {digest} is not among the last {KEPT} that were checked here; check it first")
-        self._known.move_to_end(digest)
+            raise RankError(
+                f"manifest {digest} is not among the last {KEPT_MANIFESTS} that were checked here; check it first"
+            )
         return known
 
 
@@ -72,6 +75,7 @@ def summarize(layout: Layout, room_bytes: int) -> LayoutSummary:
         digest=layout.digest,
         shape=layout.shape,
         placed_bytes=layout.placed_bytes,
+        staging_bytes=buffer_starts(layout)[1],
         detoured_bytes=layout.detoured_bytes,
         detours=layout.reasons(_NAMED_REASONS),
         room_bytes=room_bytes,

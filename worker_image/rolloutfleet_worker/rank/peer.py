@@ -9,7 +9,6 @@ import torch
 
 from rolloutfleet.contract.policy import Wire
 from rolloutfleet.transport.group import Group, form_group
-from rolloutfleet.transport.liveness import Watch, watch_members
 from rolloutfleet.transport.store import SessionStore, await_value, publish
 
 LENDER, BORROWER = 0, 1
@@ -17,50 +16,45 @@ CHUNK_BYTES: Final = 64 << 20
 
 
 class Pair:
-    """The lender's and the borrower's rank of one number; any thread may end it."""
+    """The lender's and the borrower's rank of one number; any thread may end it, and ``cancelled`` does so from the beginning."""
 
-    def __init__(self, store: SessionStore, local_rank: int, side: int) -> None:
+    def __init__(
+        self, store: SessionStore, local_rank: int, side: int, cancelled: threading.Event | None = None
+    ) -> None:
         self._store = store
         self._rank = local_rank
         self._side = side
         self._group: Group | None = None
-        self._watch: Watch | None = None
-        self._cancelled = threading.Event()
+        self.cancelled = cancelled or threading.Event()
+        """Set once the pair has been ended."""
         self._guard = threading.Lock()
 
     def form(self, wire: Wire, device: torch.device, deadline: float) -> Group:
         """The group of the two; raises what :func:`rolloutfleet.transport.group.form_group` raises."""
         # Each pair meets in a part of the store of its own: what is an epoch elsewhere is a local rank here.
         timeout = max(deadline - time.monotonic(), 0.001)
-        group = form_group(wire, self._store, self._rank, self._side, 2, device, timeout, self._cancelled)
+        group = form_group(wire, self._store, self._rank, self._side, 2, device, timeout, self.cancelled)
         with self._guard:
             self._group = group
-        if wire is Wire.GLOO:
-            # A send that is under way when its receiver dies is never ended by gloo itself.
-            shared = self._store.of_epoch(self._rank)
-            self._watch = watch_members(shared, self._store.address, self._side, 2, deadline, self._cancelled)
-            self._watch.start(lambda reason: self.end(f"the other engine is lost: {reason}"))
-        if self._cancelled.is_set():
+        if self.cancelled.is_set():
             group.abort()
             raise ConnectionAbortedError(f"the pair of local rank {self._rank} was ended")
         return group
 
     def end(self, reason: str) -> None:
         """Ends the pair now, whatever either side waits for."""
-        self._cancelled.set()
+        self.cancelled.set()
         with self._guard:
             group, self._group = self._group, None
         if group is not None:
             group.abort(reason)
-        if self._watch is not None:
-            self._watch.close(reason)
 
     def publish_digest(self, digest: str) -> None:
         publish(self._store.of_epoch(self._rank), "live", digest.encode())
 
     def await_digest(self, deadline: float) -> str:
         """The lender's live digest; raises what :func:`rolloutfleet.transport.store.await_value` raises."""
-        return await_value(self._store.of_epoch(self._rank), "live", deadline, self._cancelled).decode()
+        return await_value(self._store.of_epoch(self._rank), "live", deadline, self.cancelled).decode()
 
 
 def lend(

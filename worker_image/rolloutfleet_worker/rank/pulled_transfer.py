@@ -2,6 +2,7 @@
 
 import torch
 
+from rolloutfleet.transport.pacing import serving_rate
 from rolloutfleet.transport.pulling import Puller
 from rolloutfleet_worker.rank.transfer import Arrived, Order, Plan, Take, Transfer
 
@@ -13,7 +14,7 @@ class PulledTransfer(Transfer):
         super().__init__(plan)
         holdings = plan.agree()
         destinations = plan.destinations(plan.staging)
-        self._moved(destinations)
+        self._aimed(destinations)
         self._puller = Puller(
             plan.member.group,
             plan.known.manifest,
@@ -21,6 +22,7 @@ class PulledTransfer(Transfer):
             holdings,
             plan.layouts,
             destinations,
+            bytes_per_second=serving_rate(plan.member.group.device) if plan.staged else None,
             deadline=plan.deadline,
         )
 
@@ -30,5 +32,9 @@ class PulledTransfer(Transfer):
     def _pull(self, destinations: dict[str, torch.Tensor], order: Order, take: Take) -> Arrived:
         if self._moved(destinations):
             self._puller.aim(destinations)
-        pulled = self._puller.pull(order.deadline, take)
+            self._aimed(destinations)
+        try:
+            pulled = self._puller.pull(order.deadline, take)
+        finally:
+            self.landed = self._puller.landed
         return Arrived(pulled.nbytes, pulled.digest)

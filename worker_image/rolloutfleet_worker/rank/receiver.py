@@ -24,7 +24,7 @@ from rolloutfleet_worker.rank.membership import Membership, join_epoch
 from rolloutfleet_worker.rank.reload import Reload
 from rolloutfleet_worker.rank.room import room_bytes
 from rolloutfleet_worker.rank.staging import Staging
-from rolloutfleet_worker.rank.transfer import Order, Plan, Transfer
+from rolloutfleet_worker.rank.transfer import Load, Order, Plan, Transfer
 from rolloutfleet_worker.wire import Frame
 
 
@@ -41,6 +41,8 @@ class Receiver:
         self._guard = threading.Lock()
         self._member: Membership | None = None
         self._transfer: Transfer | None = None
+        self._receiving: Transfer | None = None
+        """At work; whoever drops it leaves closing it to that thread."""
         self._staging: Staging | None = None
         self._staged_version: int | None = None
         self._lending = Lending(model, device, rank)
@@ -139,7 +141,7 @@ class Receiver:
         transfer = self._require_transfer(known, staged=body["staged"])
         staging = self._stage_for(known) if body["staged"] else None
         loading = Loading(self._model, self._config, known)
-        report = transfer.receive(loading, staging, Order(body["version"], deadline, cancelled))
+        report = self._run(transfer, loading, staging, Order(body["version"], deadline, cancelled))
         if staging is not None:
             # An abort that came meanwhile has forgotten it already; live weights, once changed, stay so whoever leaves.
             self._require_member(cancelled)
@@ -147,10 +149,22 @@ class Receiver:
                 self._staged_version = body["version"] if self._member is member else None
         return {**report, "layout": self._summary(known)}
 
+    def _run(self, transfer: Transfer, load: Load, staging: Staging | None, order: Order) -> Frame:
+        """The transfer's report; one that was dropped meanwhile is closed when it has ended."""
+        with self._guard:
+            self._receiving = transfer
+        try:
+            return transfer.receive(load, staging, order)
+        finally:
+            with self._guard:
+                self._receiving, dropped = None, self._transfer is not transfer
+            if dropped:
+                transfer.close()
+
     def _receive_adapter(self, known: KnownAdapter, order: Order) -> Frame:
         transfer = self._require_transfer(known, staged=True)
         load = AdapterLoad(known, order.version, self.rank)
-        report = transfer.receive(load, None, order)
+        report = self._run(transfer, load, None, order)
         self._require_member(order.cancelled)
         held = None if load.held is None else load.held.model_dump(mode="json")
         return {**report, "layout": self._summary(known), "adapter": held}
@@ -174,19 +188,31 @@ class Receiver:
         self._free_staging()
         return {}
 
-    def shape(self) -> Frame:
+    def unmap(self) -> Frame:
+        """Let go of the trainer's memory until the next version comes, so that the trainer's freeing it frees it."""
+        with self._guard:
+            transfer = self._transfer
+        if transfer is not None:
+            transfer.close()
+        return {}
+
+    def shape(self, cancelled: threading.Event) -> Frame:
         """Digests of the shapes and of the values of what this rank computes with."""
         self._use_device()
-        return {"shape": live_shape(self._model), "live_digest": live_digest(self._model)}
+        try:
+            digest = live_digest(self._model, cancelled=cancelled)
+        except ConnectionAbortedError as error:
+            raise RankError(f"local rank {self.rank}: {error}") from error
+        return {"shape": live_shape(self._model), "live_digest": digest}
 
     def offer(self, body: Frame) -> Frame:
         """Open the store in which the ranks of this engine and those of a borrower meet, pair by pair."""
         return self._lending.offer(float(body["timeout_seconds"]))
 
-    def lend(self, body: Frame) -> Frame:
+    def lend(self, body: Frame, cancelled: threading.Event) -> Frame:
         """Send all that this rank computes with to the borrower's rank of the same number, while the engine serves."""
         self._use_device()
-        return self._lending.lend(body)
+        return self._lending.lend(body, cancelled)
 
     def borrow(self, body: Frame, cancelled: threading.Event) -> Frame:
         """Overwrite all that this rank computes with by what the lender's rank of the same number does."""
@@ -202,10 +228,13 @@ class Receiver:
         """Leave the group, unblock whatever waits in it, and forget a staged version; safe to call from another thread at any time."""
         with self._guard:
             member, self._member = self._member, None
-            self._transfer, self._staged_version = None, None
+            transfer, self._transfer, self._staged_version = self._transfer, None, None
+            busy = transfer is self._receiving
         if member is not None:
             member.abort()
         self._lending.let_go()
+        if transfer is not None and not busy:
+            transfer.close()
 
     def _require_known(self, key: str) -> Known | KnownAdapter:
         return self._adapters.find(key) or self._manifests.require(key)

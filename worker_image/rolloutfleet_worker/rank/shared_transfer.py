@@ -1,5 +1,6 @@
 """Transfers by layout out of the trainer's own memory, which this rank maps: no group, no bucket, one copy."""
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
@@ -8,9 +9,12 @@ import torch
 
 from rolloutfleet.colocation import Showcase, await_exports
 from rolloutfleet.layout import Block, Message, Part, overlap, pair, plan_program, select
+from rolloutfleet.tiles.crossing import CrossingTable, copy_sum_table
 from rolloutfleet.tiles.digesting import CopySumTable, sums_digest
 from rolloutfleet.transport.exchange import await_layouts
+from rolloutfleet.transport.lanes import Mark
 from rolloutfleet.transport.memory import Mapper
+from rolloutfleet.transport.pacing import PIECE_BYTES, Pace, serving_rate
 from rolloutfleet.transport.routes import MESSAGE_BYTES
 from rolloutfleet_worker.rank.transfer import Arrived, Order, Plan, Take, Transfer
 
@@ -34,25 +38,35 @@ class SharedTransfer(Transfer):
         self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
         self._shown: tuple[bytes, ...] = ()
         self._pieces: list[tuple[torch.Tensor, ...]] = []
-        self._table: CopySumTable | None = None
+        self._tables: list[CopySumTable | CrossingTable] = []
 
     def close(self) -> None:
-        self._table, self._pieces, self._shown = None, [], ()
+        """Unmaps the trainer's memory; the next transfer maps it anew."""
+        self._tables, self._pieces, self._shown = [], [], ()
         for mapper in self._mappers:
             mapper.close()
 
     def _pull(self, destinations: dict[str, torch.Tensor], order: Order, take: Take) -> Arrived:
         member = self._plan.member
         shown = await_exports(
-            member.store, member.epoch, order.version, member.trainer_ranks, order.deadline, order.cancelled
+            member.store,
+            member.epoch,
+            order.version,
+            member.trainer_ranks,
+            order.deadline,
+            order.cancelled,
+            known=self._shown,
         )
         moved = self._moved(destinations)
         with self._on_stream():
             if shown != self._shown:
                 self._map(shown)
-            if moved or self._table is None:
-                self._table = self._table_of(destinations)
-            sums = self._table.run()
+            if moved or not self._tables:
+                self._tables = self._tables_of(destinations)
+                self._aimed(destinations)
+            sums = torch.zeros((len(self.known.manifest.tensors), 2), dtype=torch.int64, device=self._device)
+            self.landed = True
+            self._run(sums, order)
             for parameters in self._detoured():
                 self._load(parameters, sums, take)
             held = sums.cpu()
@@ -66,22 +80,50 @@ class SharedTransfer(Transfer):
                 yield
             return
         with torch.no_grad(), torch.cuda.stream(self._stream):
-            yield
-            self._stream.synchronize()
+            try:
+                yield
+            finally:
+                self._stream.synchronize()
 
     def _map(self, shown: tuple[bytes, ...]) -> None:
         # Mappings go only when no tensor is left over them.
-        self._table, self._pieces = None, []
+        self._tables, self._pieces = [], []
         self._pieces = [mapper.map(message) for mapper, message in zip(self._mappers, shown, strict=True)]
         self._shown = shown
 
-    def _table_of(self, destinations: dict[str, torch.Tensor]) -> CopySumTable:
+    def _tables_of(self, destinations: dict[str, torch.Tensor]) -> list[CopySumTable | CrossingTable]:
+        """One table for an engine that waits; one for each piece beside an engine that serves, whose kernels go between."""
         live = {
             index: destinations[parameter.name]
             for index, parameter in enumerate(self.layout.parameters)
             if not parameter.temporary
         }
-        return self._copies(live)
+        pieces: list[list[Entry]] = [[]]
+        filled = 0
+        for entry in self._entries_into(live):
+            nbytes = entry[1].elements * entry[0].element_size()
+            if self.staged and pieces[-1] and filled + nbytes > PIECE_BYTES:
+                pieces.append([])
+                filled = 0
+            pieces[-1].append(entry)
+            filled += nbytes
+        return [copy_sum_table(piece, len(self.known.manifest.tensors), self._device) for piece in pieces]
+
+    def _run(self, sums: torch.Tensor, order: Order) -> None:
+        """Queues every copy, at the pace that leaves an engine that serves its own; raises what ends the waiting for it."""
+        pace = Pace(serving_rate(self._device) if self.staged else None)
+        before, moved = None, 0
+        for table in self._tables:
+            pace.await_turn(before, moved, lambda: _raise_if_over(order))
+            table.run(sums)
+            before, moved = self._mark(), table.nbytes
+
+    def _mark(self) -> Mark:
+        if self._stream is None:
+            return None
+        event = torch.cuda.Event()
+        event.record(self._stream)
+        return event
 
     def _load(self, parameters: Sequence[int], sums: torch.Tensor, take: Take) -> None:
         """Copies these source tensors out whole, since the loader may keep them, and hands them over."""
@@ -91,7 +133,8 @@ class SharedTransfer(Transfer):
             parameter = self.layout.parameters[index]
             dtype = getattr(torch, parameter.dtype)
             targets[index] = torch.empty(parameter.elements, dtype=dtype, device=self._device)
-        self._copies(targets).run(sums)
+        entries = list(self._entries_into(targets))
+        copy_sum_table(entries, len(specs), self._device).run(sums)
         names = [self.layout.parameters[index].name for index in parameters]
         take([(name, targets[index].view(specs[name].shape)) for name, index in zip(names, parameters, strict=True)])
 
@@ -110,15 +153,12 @@ class SharedTransfer(Transfer):
         if group:
             yield group
 
-    def _copies(self, targets: dict[int, torch.Tensor]) -> CopySumTable:
-        entries = [
-            entry
-            for message in self._program.messages
-            for part in message.parts
-            if part.parameter in targets
-            for entry in self._entries(message, part, targets[part.parameter])
-        ]
-        return CopySumTable.build(entries, sources=len(self.known.manifest.tensors), device=self._device)
+    def _entries_into(self, targets: dict[int, torch.Tensor]) -> Iterator[Entry]:
+        """Everything that goes to these parameters."""
+        for message in self._program.messages:
+            for part in message.parts:
+                if part.parameter in targets:
+                    yield from self._entries(message, part, targets[part.parameter])
 
     def _entries(self, message: Message, part: Part, target: torch.Tensor) -> Iterator[Entry]:
         dtype = self.layout.parameters[part.parameter].dtype
@@ -139,6 +179,13 @@ def _aligned(
         places, targets = zip(*pair(places, targets), strict=True)
         wholes, targets = zip(*pair(wholes, targets), strict=True)
     return zip(places, targets, wholes, strict=True)
+
+
+def _raise_if_over(order: Order) -> None:
+    if order.cancelled.is_set():
+        raise ConnectionAbortedError(f"receiving version {order.version} was cancelled")
+    if time.monotonic() >= order.deadline:
+        raise TimeoutError(f"version {order.version} was not copied out of the trainer's memory in time")
 
 
 def _device_of(plan: Plan) -> torch.device:

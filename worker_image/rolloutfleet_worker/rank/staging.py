@@ -1,17 +1,13 @@
 """The second buffer: a version lies beside the live weights until one launch copies it into them."""
 
 from collections.abc import Mapping
-from typing import Final
 
 import torch
 
 from rolloutfleet.layout import Block, Layout
 from rolloutfleet.tiles.copying import CopyTable
 from rolloutfleet_worker.rank.link import RankError
-from rolloutfleet_worker.rank.room import room_bytes
-
-_ALIGNMENT: Final = 256
-"""Bytes at which every parameter begins, so that copies go in their widest form."""
+from rolloutfleet_worker.rank.room import buffer_starts, room_bytes
 
 
 class Staging:
@@ -32,11 +28,7 @@ class Staging:
             )
         self._layout_digest = layout.digest
         self._addresses = _addresses(live)
-        starts: dict[str, int] = {}
-        size = 0
-        for parameter in layout.parameters:
-            starts[parameter.name] = size
-            size += -(-parameter.nbytes // _ALIGNMENT) * _ALIGNMENT
+        starts, size = buffer_starts(layout)
         room = room_bytes(device)
         if size > room:
             raise RankError(

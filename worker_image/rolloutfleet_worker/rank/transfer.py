@@ -97,6 +97,8 @@ class Transfer(ABC):
         self.layout: Layout = plan.known.layout
         self.staged = plan.staged
         self._plan = plan
+        self.landed = False
+        """Whether any byte of the last version may lie in its destination; not where receiving failed before the first one."""
         self._addresses: tuple[int, ...] = ()
 
     def receive(self, loading: Load, staging: Staging | None, order: Order) -> Frame:
@@ -106,13 +108,14 @@ class Transfer(ABC):
             RankError: the transfer or the load failed; ``touched`` when live parameters may hold a part of it.
         """
         began = time.monotonic()
+        self.landed = False
         try:
             arrived = self._pull(self._plan.destinations(staging), order, loading.take)
             received = time.monotonic()
             changed, live = loading.finish(arrived.digest)
         except TRANSFER_ERRORS as error:
             loading.abandon()
-            touched = loading.begun or (staging is None and self.layout.placed_bytes > 0)
+            touched = loading.begun or (staging is None and self.layout.placed_bytes > 0 and self.landed)
             rank = self._plan.member.rank
             raise RankError(f"rank {rank}: {type(error).__name__}: {error}", touched=touched) from error
         ended = time.monotonic()
@@ -129,13 +132,20 @@ class Transfer(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of what only the next transfers would need."""
+        """Let go of what belongs to the trainer; receiving again takes hold of it again."""
 
     @abstractmethod
     def _pull(self, destinations: dict[str, torch.Tensor], order: Order, take: Take) -> Arrived:
-        """Receives everything, and gives source tensors that take the detour to ``take``."""
+        """Receives everything, and gives source tensors that take the detour to ``take``; sets :attr:`landed` with the first byte."""
 
     def _moved(self, destinations: Mapping[str, torch.Tensor]) -> bool:
-        """Whether destinations lie elsewhere than the last time: a reload may have moved parameters, a second buffer may be a new one."""
-        before, self._addresses = self._addresses, tuple(tensor.data_ptr() for tensor in destinations.values())
-        return before != self._addresses
+        """Whether they lie elsewhere than was noted: a reload may have moved parameters, a second buffer may be a new one."""
+        return self._addresses != _places(destinations)
+
+    def _aimed(self, destinations: Mapping[str, torch.Tensor]) -> None:
+        """Notes where the destinations lie to which all is directed now."""
+        self._addresses = _places(destinations)
+
+
+def _places(destinations: Mapping[str, torch.Tensor]) -> tuple[int, ...]:
+    return tuple(tensor.data_ptr() for tensor in destinations.values())
