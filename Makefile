@@ -22,9 +22,8 @@ export UV_PYTHON_DOWNLOADS := never
 ENGINES := build/engines
 ENGINES_BIN := $(ENGINES)/bin
 ENGINES_SITE := $(ENGINES)/lib/python3.11/site-packages
-TORCH_TESTS := $(addprefix tests/unit/client/test_,digest.py gloo.py push.py nccl.py nccl_library.py memory.py colocation.py \
-	sources_sharded.py tiles_copying.py tiles_crossing.py tiles_digesting.py tiles_kernels.py) \
-	tests/unit/benchmarks tests/contract/test_client_refit.py tests/contract/test_client_team.py
+TORCH_TESTS := $(sort tests/contract/test_client_refit.py tests/unit/client/test_nccl_library.py \
+	$(shell grep -rl -e 'importorskip."torch' -e 'importorskip."vllm' --include=*.py tests/unit tests/contract))
 
 step = @printf '\n== %s\n' "$(1)"
 

@@ -7,7 +7,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-PHASES = ("Forming", "Pausing", "Transferring", "Verifying", "Committing", "Resuming")
+PHASES = ("Forming", "Preparing", "Pausing", "Transferring", "Verifying", "Committing", "Resuming")
 
 
 def print_table(lines: Sequence[Mapping[str, Any]], console: Console) -> None:

@@ -5,27 +5,31 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import rolloutfleet
+from rolloutfleet.contract.trainer import Phase, RefitView
+from rolloutfleet.transport import gloo
 
 
-class Dying:
-    """Named tensors whose second reading, the one that sends, kills this process half way."""
+def die_half_way() -> Callable[[RefitView], None]:
+    """Has this process killed as soon as the first message of a transfer has left it; gives the watcher that tells it of the transfer."""
+    transferring = threading.Event()
+    for name in ("send", "broadcast"):
+        original = getattr(gloo.Group, name)
 
-    def __init__(self, named: list[tuple[str, torch.Tensor]]) -> None:
-        self._named = named
-        self._readings = 0
-
-    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        self._readings += 1
-        for index, item in enumerate(self._named):
-            if self._readings > 1 and index == len(self._named) // 2:
+        def last(*arguments: Any, original: Callable[..., None] = original) -> None:
+            original(*arguments)
+            if transferring.is_set():
                 os.kill(os.getpid(), signal.SIGKILL)
-            yield item
+
+        setattr(gloo.Group, name, last)
+    return lambda view: transferring.set() if view.phase is Phase.TRANSFERRING else None
 
 
 def named_tensors(model: torch.nn.Module, arguments: argparse.Namespace) -> list[tuple[str, torch.Tensor]]:
@@ -55,12 +59,8 @@ def main() -> None:
     try:
         with rolloutfleet.connect(arguments.address, take_over=arguments.take_over) as fleet:
             phases: list[str] = []
-            result = fleet.refit(
-                Dying(tensors) if arguments.die else tensors,
-                version=arguments.version,
-                timeout=120,
-                progress=lambda view: phases.append(view.phase),
-            )
+            watch = die_half_way() if arguments.die else lambda view: phases.append(view.phase)
+            result = fleet.refit(tensors, version=arguments.version, timeout=120, progress=watch)
     except (rolloutfleet.RolloutFleetError, TypeError, ValueError) as error:
         print(json.dumps({"error": type(error).__name__, "message": str(error)}))
         sys.exit(3)

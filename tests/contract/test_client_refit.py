@@ -242,7 +242,9 @@ def test_a_sync_job_that_restarts_in_a_refit_leaves_no_doubt_about_the_version(
         assert "refit to version 1, which is committed" in str(error)
         assert fleet.refit(setup.weights(), version=2).version == 2
     else:
-        assert isinstance(error, SessionLost)
+        # The old sync job's last word reaches a trainer that waits for one; without it the new one knows no such session.
+        assert isinstance(error, SessionLost | RefitFailed)
+        assert not (isinstance(error, RefitFailed) and error.committed)
         assert fleet.refit(setup.weights(), version=1).version == 1
 
 

@@ -123,7 +123,7 @@ class MemoryWire:
             monkeypatch.setitem(sys.modules, f"rolloutfleet.transport.{name}", module)
             monkeypatch.setattr(rolloutfleet.transport, name, module, raising=False)
         if importlib.util.find_spec("torch") is None:
-            no_gpu = SimpleNamespace(is_available=lambda: False)
+            no_gpu = SimpleNamespace(is_available=lambda: False, is_initialized=lambda: False)
             monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(device=str, cuda=no_gpu))
 
     def _host(self, listening: socket.socket, timeout: float) -> int:

@@ -131,10 +131,12 @@ class Group:
             if self._ended:
                 return
             self._ended, self._lost = reason, lost
-        self._process_group = None
+        last, self._process_group = [self._process_group], None
         end_connections(self._listeners)
         self._watch.close("" if reason == "closed" else f"rank {self.rank} ended the group: {reason}")
         self._over.set_result(None)
+        # Whoever lets go of gloo's group last waits for a send that hangs, until its deadline.
+        start_thread("rolloutfleet-gloo-end", last.clear, lambda: None)
         self._waiter.close()
 
     def _run(self, what: str, begin: Callable[[ProcessGroupGloo], Work], deadline: float) -> None:
@@ -146,6 +148,7 @@ class Group:
             work = begin(process_group)
         except RuntimeError as error:
             raise self._explain(what, error, deadline) from error
+        del process_group
         if self._pending is None:
             self._await(what, work, deadline)
         else:
