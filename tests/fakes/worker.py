@@ -11,42 +11,7 @@ from fakes.engine import FakeEngine
 from rolloutfleet.contract.members import Member
 from rolloutfleet.contract.names import API_PREFIX
 from rolloutfleet.contract.problems import ProblemCode, ProblemError
-from rolloutfleet.contract.worker import (
-    Abort,
-    Admit,
-    Borrow,
-    Call,
-    Check,
-    Commit,
-    Join,
-    Lend,
-    LetGo,
-    Pause,
-    Prepare,
-    Receive,
-    ResetCache,
-    Resume,
-    Sleep,
-    Wake,
-)
-
-VERBS: dict[str, type[Call]] = {
-    "admit": Admit,
-    "check": Check,
-    "join": Join,
-    "prepare": Prepare,
-    "pause": Pause,
-    "receive": Receive,
-    "commit": Commit,
-    "resume": Resume,
-    "abort": Abort,
-    "reset-cache": ResetCache,
-    "sleep": Sleep,
-    "wake": Wake,
-    "lend": Lend,
-    "let-go": LetGo,
-    "borrow": Borrow,
-}
+from rolloutfleet.contract.worker import CALLS, Receive
 
 
 class Wire:
@@ -153,7 +118,7 @@ class FakeWorker:
         if refusal is not None:
             return refusal
         verb = request.match_info["verb"]
-        message = VERBS[verb].model_validate_json(await request.read())
+        message = CALLS[verb].model_validate_json(await request.read())
         self.verbs.append(verb)
         self.event(verb).set()
         try:

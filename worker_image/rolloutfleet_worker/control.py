@@ -10,25 +10,7 @@ from pydantic import BaseModel, ValidationError
 from rolloutfleet.contract.authorization import carries_token
 from rolloutfleet.contract.names import API_PREFIX
 from rolloutfleet.contract.problems import ProblemCode, ProblemError
-from rolloutfleet.contract.worker import (
-    Abort,
-    Admit,
-    Borrow,
-    Call,
-    Check,
-    Commit,
-    Join,
-    Lend,
-    LetGo,
-    Pause,
-    Prepare,
-    Receive,
-    ResetCache,
-    Resume,
-    Sleep,
-    Wake,
-    WorkerState,
-)
+from rolloutfleet.contract.worker import CALLS, Call, WorkerState
 from rolloutfleet_worker.pod import EnginePod
 
 _LARGEST_BODY = 256 * 1024 * 1024
@@ -66,6 +48,23 @@ def make_application(pod: EnginePod, token: str, live: Callable[[], str]) -> web
 
         return handle
 
+    acts: dict[str, Callable[[Any], Awaitable[BaseModel]]] = {
+        "admit": pod.admit,
+        "check": pod.check,
+        "join": pod.join,
+        "prepare": pod.prepare,
+        "pause": pod.pause,
+        "receive": pod.receive,
+        "commit": pod.commit,
+        "resume": pod.resume,
+        "abort": pod.abort,
+        "reset-cache": pod.reset_cache,
+        "sleep": pod.sleep,
+        "wake": pod.wake,
+        "lend": pod.lend,
+        "let-go": pod.let_go,
+        "borrow": pod.borrow,
+    }
     application = web.Application(middlewares=[problems], client_max_size=_LARGEST_BODY)
     worker = f"{API_PREFIX}/worker"
     application.add_routes(
@@ -74,21 +73,7 @@ def make_application(pod: EnginePod, token: str, live: Callable[[], str]) -> web
             web.get("/healthz/ready", ready),
             web.get("/healthz/started", started),
             web.get(worker, report),
-            web.post(f"{worker}/admit", verb(Admit, pod.admit)),
-            web.post(f"{worker}/check", verb(Check, pod.check)),
-            web.post(f"{worker}/join", verb(Join, pod.join)),
-            web.post(f"{worker}/prepare", verb(Prepare, pod.prepare)),
-            web.post(f"{worker}/pause", verb(Pause, pod.pause)),
-            web.post(f"{worker}/receive", verb(Receive, pod.receive)),
-            web.post(f"{worker}/commit", verb(Commit, pod.commit)),
-            web.post(f"{worker}/resume", verb(Resume, pod.resume)),
-            web.post(f"{worker}/abort", verb(Abort, pod.abort)),
-            web.post(f"{worker}/reset-cache", verb(ResetCache, pod.reset_cache)),
-            web.post(f"{worker}/sleep", verb(Sleep, pod.sleep)),
-            web.post(f"{worker}/wake", verb(Wake, pod.wake)),
-            web.post(f"{worker}/lend", verb(Lend, pod.lend)),
-            web.post(f"{worker}/let-go", verb(LetGo, pod.let_go)),
-            web.post(f"{worker}/borrow", verb(Borrow, pod.borrow)),
+            *(web.post(f"{worker}/{route}", verb(model, acts[route])) for route, model in CALLS.items()),
         ]
     )
     return application

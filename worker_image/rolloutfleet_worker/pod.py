@@ -1,7 +1,6 @@
 """One engine pod: carries out the control calls that its fence accepts, on vLLM and on its ranks."""
 
 import logging
-from collections.abc import Callable, Mapping
 
 from rolloutfleet.contract.policy import CachePolicy
 from rolloutfleet.contract.problems import ProblemCode, ProblemError
@@ -15,7 +14,6 @@ from rolloutfleet.contract.worker import (
     CommitReport,
     Join,
     JoinReport,
-    Locality,
     Pause,
     Prepare,
     PrepareReport,
@@ -28,8 +26,8 @@ from rolloutfleet.contract.worker import (
 )
 from rolloutfleet_worker.fence import Fence
 from rolloutfleet_worker.peerverbs import PeerVerbs
-from rolloutfleet_worker.podbase import ENGINE_CALL_SECONDS, PAUSE_GRACE_SECONDS, Engine
-from rolloutfleet_worker.ranks import RankFailedError, Ranks
+from rolloutfleet_worker.podbase import ENGINE_CALL_SECONDS, PAUSE_GRACE_SECONDS
+from rolloutfleet_worker.ranks import RankFailedError
 from rolloutfleet_worker.reports import merge_checks, merge_prepares, merge_receives
 from rolloutfleet_worker.sleepverbs import SleepVerbs
 from rolloutfleet_worker.wire import Frame
@@ -39,20 +37,6 @@ log = logging.getLogger(__name__)
 
 class EnginePod(SleepVerbs, PeerVerbs):
     """The control surface's verbs. One that changes anything runs at a time; an abort interrupts a join or a transfer first."""
-
-    def __init__(
-        self,
-        fence: Fence,
-        engine_index: int,
-        ranks: Ranks,
-        rank_count: int,
-        engine: Engine,
-        kill: Callable[[], None],
-        environment: Mapping[str, str],
-        locality: Locality | None = None,
-    ) -> None:
-        super().__init__(fence, engine_index, ranks, rank_count, engine, kill, environment, locality or Locality())
-        self._cache_reset_for = 0
 
     async def started(self) -> None:
         """vLLM is up: from now on calls are answered."""

@@ -61,7 +61,7 @@ class PodBase:
         engine: Engine,
         kill: Callable[[], None],
         environment: Mapping[str, str],
-        locality: Locality,
+        locality: Locality | None = None,
     ) -> None:
         self.fence = fence
         self._ranks = ranks
@@ -70,7 +70,8 @@ class PodBase:
         self._kill = kill
         self._engine_index = engine_index
         self._environment = dict(environment)
-        self._locality = locality
+        self._locality = locality or Locality()
+        self._cache_reset_for = 0
         self._adapters: dict[str, HeldAdapter] = {}
         self._turn = asyncio.Lock()
         self._pausing: asyncio.Task[None] | None = None

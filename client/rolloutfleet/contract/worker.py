@@ -26,8 +26,10 @@ epoch than the worker has seen, is refused and changes nothing. ``admit``, ``abo
 Without a token: ``GET /healthz/live``, ``/healthz/ready`` and ``/healthz/started``.
 """
 
+from collections.abc import Mapping
 from enum import IntEnum, StrEnum
 from ipaddress import ip_address
+from typing import Final
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from pydantic.alias_generators import to_camel
@@ -246,6 +248,26 @@ class Borrow(Call):
     """The lender's :attr:`LendReport.adapters`: the borrower serves these and no others once it has committed."""
     deadline_seconds: float = Field(gt=0)
     hold_seconds: float = Field(gt=0)
+
+
+CALLS: Final[Mapping[str, type[Call]]] = {
+    "admit": Admit,
+    "check": Check,
+    "join": Join,
+    "prepare": Prepare,
+    "pause": Pause,
+    "receive": Receive,
+    "commit": Commit,
+    "resume": Resume,
+    "abort": Abort,
+    "reset-cache": ResetCache,
+    "sleep": Sleep,
+    "wake": Wake,
+    "lend": Lend,
+    "let-go": LetGo,
+    "borrow": Borrow,
+}
+"""What each route below the root takes."""
 
 
 class Locality(_Message):

@@ -23,6 +23,7 @@ from rolloutfleet.layout import (
     block_of,
     build_layout,
     checkpoint_layout,
+    first_overlap,
     overlap,
     pair,
     subtract,
@@ -195,7 +196,7 @@ class _Assembly:
                 return f"{name}: {spec.dtype} is not simply cast to {_dtype(live)}"
             blocks += [(source, from_block, to_block) for from_block, to_block in pair(taken, into)]
         placed = sorted((block for _, _, block in blocks), key=lambda block: block.offset)
-        if _overlapping(placed):
+        if first_overlap(placed) is not None:
             return f"{name}: written more than once in the same place"
         self.fills[name] = tuple(_beside(fills, placed))
         covered = sum(block.elements for block in (*placed, *self.fills[name]))
@@ -251,17 +252,6 @@ def _casts(source: torch.dtype, live: torch.dtype) -> bool:
 
 def _dtype(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
-
-
-def _overlapping(blocks: list[Block]) -> bool:
-    """Whether any two of these blocks, ordered by offset, share an element."""
-    reaching: list[Block] = []
-    for block in blocks:
-        reaching = [other for other in reaching if other.end > block.offset]
-        if any(overlap(other, block) for other in reaching):
-            return True
-        reaching.append(block)
-    return False
 
 
 def _beside(fills: list[Block], placed: list[Block]) -> list[Block]:
