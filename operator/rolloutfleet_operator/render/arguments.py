@@ -1,7 +1,9 @@
 """The command line of ``vllm serve``."""
 
 from rolloutfleet.contract.names import GENERATION_PORT
-from rolloutfleet_operator.api.fleet import Dtype, LoadFormat, LoraSpec, RolloutFleetSpec
+from rolloutfleet_operator.api.engine import LoraSpec
+from rolloutfleet_operator.api.fleet import RolloutFleetSpec
+from rolloutfleet_operator.api.model import Dtype, LoadFormat
 
 MODEL_PATH = "/models/model"
 """Where a model that is not from the hub is mounted."""

@@ -5,7 +5,8 @@ from typing import Any
 
 from rolloutfleet.contract import names
 from rolloutfleet_operator import naming
-from rolloutfleet_operator.api.fleet import LoadFormat, RolloutFleetSpec
+from rolloutfleet_operator.api.fleet import RolloutFleetSpec
+from rolloutfleet_operator.api.model import LoadFormat
 from rolloutfleet_operator.config import Images
 from rolloutfleet_operator.render.arguments import MODEL_PATH, render_arguments
 from rolloutfleet_operator.render.identity import FleetIdentity, Manifest

@@ -7,8 +7,9 @@ from datetime import datetime
 from rolloutfleet.contract import names
 from rolloutfleet_operator import naming
 from rolloutfleet_operator.api.conditions import FleetCondition, Reason
-from rolloutfleet_operator.api.fleet import LoadFormat, RolloutFleetSpec
+from rolloutfleet_operator.api.fleet import RolloutFleetSpec
 from rolloutfleet_operator.api.fleetstatus import MAX_ENGINE_ENDPOINTS, Endpoints, RolloutFleetStatus, Weights
+from rolloutfleet_operator.api.model import LoadFormat
 from rolloutfleet_operator.plan.engines import EngineGoal
 from rolloutfleet_operator.plan.fit import Fit
 from rolloutfleet_operator.plan.observed import Pod
