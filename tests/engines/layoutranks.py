@@ -298,6 +298,17 @@ def _raising(param: torch.Tensor, loaded: torch.Tensor) -> None:
     raise RuntimeError("this loader ends half way")
 
 
+@contextmanager
+def _scaling(worker: Any) -> Iterator[None]:
+    """A scale that a load computes and no checkpoint holds, as online quantization leaves it on its modules."""
+    module = worker.model_runner.model.get_submodule("model.layers.0.self_attn.o_proj")
+    module.register_parameter("weight_scale", torch.nn.Parameter(torch.ones(1), requires_grad=False))
+    try:
+        yield
+    finally:
+        del module.weight_scale
+
+
 def _balancing(worker: Any) -> AbstractContextManager[Any]:
     return mock.patch.object(worker.vllm_config.parallel_config, "enable_eplb", True)
 
@@ -311,6 +322,7 @@ PATCHES: Mapping[str, Callable[[Any], AbstractContextManager[Any]]] = {
     "halved": _with_loader(_halved),
     "twice": _with_loader(_twice),
     "raising": _with_loader(_raising),
+    "scaling": _scaling,
     "balancing": _balancing,
 }
 

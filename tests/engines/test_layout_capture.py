@@ -85,6 +85,11 @@ def test_capture_leaves_objects_bytes_and_tokens_alone_also_when_a_loader_raises
     assert engine.call("capture", manifest)[0][1]["misshapen"] == []
 
 
+def test_a_scale_that_every_load_computes_anew_is_no_missing_tensor(engine: LayoutEngine):
+    for _, faults in engine.call("capture_with", "scaling", manifest_of(tensors(engine, 0))):
+        assert faults["missing"] == faults["extra"] == faults["misshapen"] == []
+
+
 @pytest.mark.scenario("F40")
 def test_every_byte_of_every_parameter_is_placed_filled_or_left_to_the_loader(engine: LayoutEngine):
     engine.call("calibrate", tensors(engine, 3))

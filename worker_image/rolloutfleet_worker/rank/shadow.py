@@ -1,8 +1,10 @@
 """A model's modules without their tensors: parameters in checkpoint format on torch's meta device, for vLLM's loader to run on."""
 
+from collections.abc import Mapping
+
 import torch
 from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO, _get_original_loader
-from vllm.model_executor.model_loader.reload.meta import to_meta_tensor
+from vllm.model_executor.model_loader.reload.meta import SKIP_MODULES, SKIP_TENSORS, to_meta_tensor
 from vllm.model_executor.model_loader.reload.sanitize import restore_layer_refs
 
 
@@ -18,17 +20,27 @@ def shadow_model(model: torch.nn.Module) -> torch.nn.Module:
         clones[id(module)] = copy
         info = LAYERWISE_INFO.get(module)
         parameters, buffers = info.restore_metadata if info is not None else ({}, {})
-        kept = {name: tensor for name, tensor in module._parameters.items() if tensor is not None and tensor.numel()}
-        copy.__dict__["_parameters"] = _on_meta({**kept, **parameters}, module, copy)
-        copy.__dict__["_buffers"] = _on_meta(
-            {**{n: b for n, b in module._buffers.items() if b is not None}, **buffers}, module, copy
-        )
+        recorded = info is not None and type(module).__name__ not in SKIP_MODULES
+        copy.__dict__["_parameters"] = _on_meta({**_kept(module._parameters, recorded), **parameters}, module, copy)
+        copy.__dict__["_buffers"] = _on_meta({**_kept(module._buffers, recorded), **buffers}, module, copy)
         copy.__dict__["_modules"] = {
             name: child if child is None else clone(child) for name, child in module._modules.items()
         }
         return copy
 
     return clone(model)
+
+
+def _kept(tensors: Mapping[str, torch.Tensor | None], recorded: bool) -> dict[str, torch.Tensor]:
+    """What a reload leaves where it is: of a recorded module the few that vLLM never takes away.
+
+    The others that the record lacks are made anew by a load, such as the scales of weights that are quantized when they come.
+    """
+    return {
+        name: tensor
+        for name, tensor in tensors.items()
+        if tensor is not None and tensor.numel() and (name in SKIP_TENSORS or not recorded)
+    }
 
 
 def _on_meta(
