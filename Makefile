@@ -106,11 +106,12 @@ verify: setup ## fail when a generated file or requirements/*.txt is out of date
 ##@ tests
 
 .PHONY: test
-test: setup ## every tier: unit, contract, engines, chart, apiserver, cluster
+test: setup ## every tier: unit, contract, engines, chaos, chart, apiserver, cluster
 	@rm -rf build/proof
 	@$(MAKE) test-unit
 	@$(MAKE) test-contract
 	@$(MAKE) test-engines
+	@$(MAKE) test-chaos
 	@$(MAKE) test-chart
 	@$(MAKE) test-apiserver
 	@$(MAKE) test-cluster
@@ -121,6 +122,12 @@ test: setup ## every tier: unit, contract, engines, chart, apiserver, cluster
 test-unit: setup ## pure modules; seconds, no cluster
 	$(call step,test: unit)
 	@$(TEST) tests/unit dev/tests --proof-tier unit
+
+.PHONY: explore
+explore: setup ## every interleaving of the sync job's protocol with faults, deeper than the unit tests (DEPTH=400, SECONDS_EACH=600)
+	$(call step,explore)
+	@PYTHONPATH=tests $(BIN)/python -m fakes.explored --depth $(or $(DEPTH),400) --seconds $(or $(SECONDS_EACH),600) \
+		--write docs/benchmarks/explore.json
 
 .PHONY: test-contract
 test-contract: setup ## the parties over real sockets, engines replaced by small ones
@@ -145,6 +152,11 @@ engines-env: $(ENGINES)/.ready
 test-engines: engines-env ## the launcher with real vLLM on CPUs, the sync job and the client, without a cluster
 	$(call step,test: engines)
 	@HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(ENGINES_BIN)/python -m pytest tests/engines $(TORCH_TESTS) --proof-tier engines
+
+.PHONY: test-chaos
+test-chaos: engines-env ## faults in real processes with networks of their own, judged from outside
+	$(call step,test: chaos)
+	@$(TEST) tests/chaos --proof-tier chaos
 
 .PHONY: test-chart
 test-chart: setup ## the Helm chart, rendered by Helm itself
@@ -180,6 +192,19 @@ bench-refit_moe_30b: ## 61 GB of experts from one GPU to an engine on another
 $(addprefix bench-,$(BENCHMARKS)): $(if $(TINY),engines-env)
 	$(call step,$@)
 	@HF_HUB_OFFLINE=1 PYTHONPATH=client:operator:worker_image:. $(BENCH_PYTHON) -m benchmarks.$(@:bench-%=%)
+
+# The same on any machine; ENGINES=4,64 ROUNDS=3 rehearse, and leave the result file alone.
+.PHONY: bench-fanout
+bench-fanout: engines-env ## pause and resume 4, 64 and 256 engines, beside bare calls and calls in turn
+	$(call step,$@)
+	@OMP_NUM_THREADS=1 PYTHONPATH=client:operator:worker_image:. $(ENGINES_BIN)/python -m benchmarks.fanout
+
+# Needs no GPU, but root, for namespaces. A bad end makes it fail; `--seed S --run K -v` is one run again.
+.PHONY: bench-chaos
+bench-chaos: engines-env ## faults put into real parties at every phase: RUNS=200 VLLM_RUNS=12 SEED=1
+	$(call step,$@)
+	@PYTHONPATH=client:operator:worker_image:. $(BIN)/python -m benchmarks.chaos --runs $(or $(RUNS),200) \
+		--vllm-runs $(or $(VLLM_RUNS),12) --seed $(or $(SEED),1) --output docs/benchmarks
 
 ##@ a cluster on this machine
 

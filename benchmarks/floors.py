@@ -1,11 +1,16 @@
 """Floors: how fast this machine moves the bytes of a model when nothing else is in the way."""
 
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
 from benchmarks.record import median, say
+from rolloutfleet.layout import Block
+from rolloutfleet.tiles.digesting import SumTable
+from rolloutfleet.tiles.hostwork import ENV_HOST_THREADS
 
 CHUNK_BYTES = 1 << 30
 
@@ -72,3 +77,40 @@ def from_pinned(nbytes: int, rounds: int) -> list[float]:
             target.copy_(source, non_blocking=True)
 
     return timed(copy, rounds)
+
+
+def host_digest(nbytes: int, rounds: int, threads: int) -> list[float]:
+    """Seconds of a digest of ``nbytes`` in the host's memory by so many threads, as a trainer takes one of its tensors there."""
+    source = _host_words(nbytes)
+    whole = Block.contiguous(0, source.numel())
+    table = SumTable.build([(source, whole, 0, whole, 4)], sources=1, device=source.device)
+    with _environment(ENV_HOST_THREADS, str(threads)):
+        return timed(table.run, rounds)
+
+
+def host_read(nbytes: int, rounds: int) -> list[float]:
+    """Seconds of a plain sum over ``nbytes`` in the host's memory by one thread: the floor of a digest there."""
+    source = _host_words(nbytes).view(torch.int64)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return timed(lambda: torch.sum(source), rounds)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _host_words(nbytes: int) -> torch.Tensor:
+    return torch.randint(-(2**31), 2**31 - 1, (nbytes // 8 * 2,), dtype=torch.int32)
+
+
+@contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -51,16 +52,20 @@ def command() -> str:
     """How this program was started, from the checkout's root."""
     path = Path(sys.argv[0]).resolve()
     program = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
-    named = ["-m", f"benchmarks.{path.stem}"] if program.parts[0] == "benchmarks" else [str(program)]
+    module = ".".join(program.with_suffix("").parts).removesuffix(".__main__")
+    named = ["-m", module] if program.parts[0] == "benchmarks" else [str(program)]
     return shlex.join([*(["TINY=1"] if TINY else []), "python3", *named, *sys.argv[1:]])
 
 
 def machine() -> str:
     """The accelerators of this machine with the versions below them, or its processor."""
+    processor = f"{os.cpu_count()} x {platform.machine()} CPU"
+    if find_spec("torch") is None:
+        return processor
     import torch
 
     if not torch.cuda.is_available():
-        return f"{os.cpu_count()} x {platform.machine()} CPU, torch {torch.__version__}"
+        return f"{processor}, torch {torch.__version__}"
     nccl = ".".join(map(str, torch.cuda.nccl.version()))
     return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}, torch {torch.__version__}, NCCL {nccl}"
 

@@ -25,7 +25,7 @@ import torch
 
 from benchmarks import rivals
 from benchmarks.digests import switch_digests
-from benchmarks.floors import flat_copy, from_pinned, release
+from benchmarks.floors import flat_copy, from_pinned, host_digest, host_read, release
 from benchmarks.load import Load
 from benchmarks.processes import Engine, Fleet, StartError
 from benchmarks.record import TINY, Record, median, say
@@ -35,13 +35,16 @@ from benchmarks.shapes import DEVICE, Shape, dense, experts
 from benchmarks.starting import engine_arguments, parser, run_folder
 from benchmarks.tracing import trace_refit
 from rolloutfleet.contract.policy import RefitPolicy, Staging, Transport
+from rolloutfleet.tiles.hostwork import host_threads
 
 NAME = "refit_colocated"
 SHAPES = {"dense": dense, "moe": experts}
 PARTS = ("rivals", "ours", "pause", "trace")
 STREAMS = 4 if TINY else 32
-QUIET_SECONDS = 2.0 if TINY else 4.0
-PAUSE_ROUNDS = 2 if TINY else 5
+QUIET_SECONDS = 2.0 if TINY else 3.0
+PAUSE_ROUNDS = 2 if TINY else 10
+SETTLING_SECONDS = 1.0
+HOST_ROUNDS = 3
 
 
 class Measurement:
@@ -115,6 +118,18 @@ class Measurement:
                     self.figure("times_faster_than_vllm_ipc", self.ipc / copied[on])
                     self.figure("whole_refit_times_faster_than_vllm_ipc", self.ipc / whole)
 
+    def measure_host_digest(self) -> None:
+        """The digest of tensors in the host's memory, which the trainer takes beside the engine, by one thread and by as many as it has."""
+        nbytes = 64 << 20 if TINY else 2 << 30
+        read = host_read(nbytes, HOST_ROUNDS)
+        self.record.add(what="plain read of host memory, one thread", seconds=read, nbytes=nbytes)
+        self.figure("host_read_gigabytes_per_second_a_thread", nbytes / median(read) / 1e9)
+        for threads in sorted({1, host_threads()}):
+            seconds = host_digest(nbytes, HOST_ROUNDS, threads)
+            self.record.add(what=f"digest of host memory, {threads} threads", seconds=seconds, nbytes=nbytes)
+            name = "a_thread" if threads == 1 else f"{threads}_threads"
+            self.figure(f"host_digest_gigabytes_per_second_{name}", nbytes / median(seconds) / 1e9)
+
     def measure_pause(self, fleet: Fleet, weights: Mapping[str, torch.Tensor], staging: Staging) -> None:
         """Refits from the host's memory while the engine serves a steady load."""
         fleet.start(RefitPolicy(transport=Transport.COLOCATED, staging=staging))
@@ -125,13 +140,15 @@ class Measurement:
             load = Load(self.folder, fleet.engines[0].url, STREAMS, 64 if TINY else 512)
             try:
                 load.await_tokens(STREAMS * 8)
-                time.sleep(1.0)
-                quiet = time.monotonic(), time.monotonic() + QUIET_SECONDS
-                time.sleep(QUIET_SECONDS)
-                measured = []
+                quiet, measured = [], []
+                # What an engine serves drifts by a few per cent in a minute: each refit is beside the seconds before it.
                 for _ in range(PAUSE_ROUNDS):
+                    time.sleep(SETTLING_SECONDS)
+                    began = time.monotonic()
+                    time.sleep(QUIET_SECONDS)
+                    quiet.append((began, time.monotonic()))
                     measured.append(self._refit(trainer, weights, f"under load, staging {staging}"))
-                    time.sleep(1.0)
+                time.sleep(SETTLING_SECONDS)
             finally:
                 arrivals = load.stop()
         if staging is Staging.AUTO and not all(refit.result.staged for refit in measured):
@@ -198,6 +215,8 @@ def measure(record: Record, shape: Shape, folder: Path, rounds: int, parts: set[
             with record.part(f"{shape.name}: trace"):
                 record.add(shape=shape.name, what="trace", **trace_refit(fleet, weights, folder))
         if "pause" in parts:
+            with record.part(f"{shape.name}: host digest"):
+                measurement.measure_host_digest()
             with record.part(f"{shape.name}: host memory"):
                 host = {name: tensor.cpu() for name, tensor in weights.items()}
                 if not TINY:

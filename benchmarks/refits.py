@@ -27,12 +27,16 @@ class Measured:
     def ended(self) -> float:
         return self.began + self.seconds
 
-    def window(self, phase: Phase) -> tuple[float, float]:
-        """When a phase began and when the next one did, as this trainer saw it; the whole refit for a phase too short to be seen."""
-        if phase not in self.phases:
+    @property
+    def arriving(self) -> tuple[float, float]:
+        """When this version's bytes were on their way or being proved, beside engines that serve: up to the commit, as this trainer saw it.
+
+        The whole refit where that was too short to be seen.
+        """
+        seen = [self.phases[phase] for phase in (Phase.TRANSFERRING, Phase.VERIFYING) if phase in self.phases]
+        if not seen:
             return self.began, self.ended
-        begin = self.phases[phase]
-        return begin, min((seen for seen in self.phases.values() if seen > begin), default=self.ended)
+        return min(seen), self.phases.get(Phase.COMMITTING, self.ended)
 
     def as_run(self, **also: Any) -> dict[str, Any]:
         """For the file."""

@@ -39,6 +39,8 @@ class Cargo:
     digest: str
     """The manifest's."""
     version: int
+    repair: bool = False
+    """The version is the fleet's already, and sent to engines that lack it."""
 
 
 @dataclass(frozen=True, slots=True)

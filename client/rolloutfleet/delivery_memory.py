@@ -16,6 +16,7 @@ from rolloutfleet.layout.program import Program, plan_program
 from rolloutfleet.sources.source import Span, WeightSource
 from rolloutfleet.tiles.aliases import alias_of
 from rolloutfleet.tiles.digesting import SumTable, sums_digest
+from rolloutfleet.tiles.hostwork import copy_in_host
 from rolloutfleet.transport.exchange import await_holdings, await_layouts
 from rolloutfleet.transport.memory import Exporter
 from rolloutfleet.transport.routes import MESSAGE_BYTES
@@ -116,8 +117,11 @@ class _Display:
 
     def refresh(self, source: WeightSource) -> None:
         """Makes copies anew where what is shown is a copy."""
-        if self._casts[0]:
-            torch._foreach_copy_(*self._casts)
+        copies, originals = self._casts
+        if copies and copies[0].device.type == "cpu":
+            copy_in_host(copies, originals)
+        elif copies:
+            torch._foreach_copy_(copies, originals)
         for index in self._reads:
             piece = self._showcase.pieces[index]
             self.tensors[index].copy_(source.read(piece.source, piece.block))

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     import torch
 
-CHUNK_WORDS: Final = {"cpu": 1 << 16, "cuda": 4 << 20}
-"""Words folded at a time by device type: on a CPU what stays in its cache, on a GPU what keeps temporary memory below 70 MB."""
+CHUNK_WORDS: Final = 4 << 20
+"""Words folded at a time on a GPU, which keeps temporary memory below 70 MB."""
 
 _PENDING: Final = 4096
 
@@ -46,24 +46,19 @@ class StreamDigest:
         return self._hash.copy().hexdigest()
 
     def _sums(self, tensor: "torch.Tensor") -> "torch.Tensor":
-        import torch
-
-        sums = torch.zeros(2, dtype=torch.int64, device=tensor.device)
         words = _words(tensor)
-        weights = self._position_weights(tensor.device)
-        for start in range(0, words.numel(), weights.numel()):
-            chunk = words[start : start + weights.numel()]
-            plain = chunk.sum(dtype=torch.int64)
-            sums[0] += plain
-            sums[1] += (chunk * weights[: chunk.numel()]).sum() + plain * start
-        return sums
+        if words.device.type == "cpu":
+            from rolloutfleet.tiles.hostsums import sums_of_run
+
+            return sums_of_run(words)
+        return fold(words, self._position_weights(words.device))
 
     def _position_weights(self, device: "torch.device") -> "torch.Tensor":
         import torch
 
         weights = self._weights.get(device)
         if weights is None:
-            weights = torch.arange(1, CHUNK_WORDS[device.type] + 1, dtype=torch.int64, device=device)
+            weights = torch.arange(1, CHUNK_WORDS + 1, dtype=torch.int64, device=device)
             # Later updates may come from other streams than the one that fills this buffer.
             _synchronize(device)
             self._weights[device] = weights
@@ -77,6 +72,19 @@ class StreamDigest:
             first, second = sums.tolist()
             self._hash.update(f"{line} {first} {second}\n".encode())
         self._pending.clear()
+
+
+def fold(words: "torch.Tensor", weights: "torch.Tensor") -> "torch.Tensor":
+    """Both sums (int64 [2]) of words, as many at a time as there are weights 1, 2, 3 and so on, on their device."""
+    import torch
+
+    sums = torch.zeros(2, dtype=torch.int64, device=words.device)
+    for start in range(0, words.numel(), weights.numel()):
+        chunk = words[start : start + weights.numel()]
+        plain = chunk.sum(dtype=torch.int64)
+        sums[0] += plain
+        sums[1] += (chunk * weights[: chunk.numel()]).sum() + plain * start
+    return sums
 
 
 def _words(tensor: "torch.Tensor") -> "torch.Tensor":

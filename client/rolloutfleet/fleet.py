@@ -88,12 +88,15 @@ class Fleet:
         *,
         timeout: float = REFIT_SECONDS,
         progress: Progress | None = None,
+        repair: bool = False,
     ) -> RefitResult:
-        """Gives every engine these weights as ``version`` and returns once all of them serve it.
+        """Gives every engine these weights as ``version`` and returns once all of them serve it that have not been lost on the way: the
+        result's ``members`` serve it, its ``attempts`` name engines that it went on without.
 
         ``tensors`` is an ``nn.Module``, a mapping from checkpoint name to tensor, a list of (name, tensor), or a
         :class:`~rolloutfleet.sources.source.WeightSource` such as :class:`~rolloutfleet.ShardedTensors`. They must keep still until
-        this returns, and may lie on GPUs or in the host's memory. ``version`` must be above the fleet's. ``timeout`` bounds the whole, in
+        this returns, and may lie on GPUs or in the host's memory. ``version`` must be above the fleet's; with ``repair`` it is the fleet's
+        own, the tensors must be the very same again, and they go to the engines that lack it alone. ``timeout`` bounds the whole, in
         seconds. ``progress`` is called with each new :class:`RefitView`, on rank 0 of a team.
 
         In a team every rank calls this with the same version and with what it holds; all return the same result or raise the same error.
@@ -105,7 +108,7 @@ class Fleet:
         version generates nothing until a later refit completes. RefitFailed with ``committed`` true means that the version is published
         and some engines did not follow: send a higher version next.
         """
-        return self._refit(tensors, version, timeout, progress)
+        return self._refit(tensors, version, timeout, progress, repair=repair)
 
     def refit_adapter(
         self,
@@ -140,9 +143,11 @@ class Fleet:
         timeout: float,
         progress: Progress | None,
         adapter: AdapterSpec | None = None,
+        *,
+        repair: bool = False,
     ) -> RefitResult:
         with self._refitting:
-            result = self._trainer.refit(tensors, version, timeout, progress, adapter)
+            result = self._trainer.refit(tensors, version, timeout, progress, adapter, repair=repair)
         logger.info(
             "fleet %s serves version %s on %d engines: %.3f GB by %s in %.2f s, paused %.3f s",
             self.name,
@@ -229,6 +234,13 @@ class Fleet:
         return self._channel.post(
             "wake", WakeFleet(tags=tuple(sorted(map(WakeTag, tags)))), FleetView, held=SLEEP_SECONDS
         )
+
+    def release(self) -> FleetView:
+        """The fleet, whose engines serve the committed version again although a refit failed; does nothing where none is held.
+
+        With ``spec.refit.onFailure: Hold`` whole engines refuse requests after a failed refit until this is called, or a refit completes.
+        """
+        return self._channel.post("release", None, FleetView)
 
     def prepare_for_generation(self, tags: Sequence[str] | None = None) -> bool:
         """True once every engine is awake, or has taken back what ``tags`` name; at once where none sleeps."""

@@ -39,12 +39,14 @@ class LeadingTrainer:
         timeout: float,
         progress: Progress | None,
         adapter: AdapterSpec | None = None,
+        *,
+        repair: bool = False,
     ) -> RefitResult:
         """As :meth:`rolloutfleet.Fleet.refit`, or with an adapter :meth:`rolloutfleet.Fleet.refit_adapter`."""
         deadline = time.monotonic() + timeout
         self._crew.open_round()
         try:
-            result = self._refit(tensors, version, deadline, progress, adapter)
+            result = self._refit(tensors, version, deadline, progress, adapter, repair)
         except BaseException as error:
             self._crew.failed(error)
             raise
@@ -57,13 +59,19 @@ class LeadingTrainer:
         self._crew.close()
 
     def _refit(
-        self, tensors: Any, version: int, deadline: float, progress: Progress | None, adapter: AdapterSpec | None
+        self,
+        tensors: Any,
+        version: int,
+        deadline: float,
+        progress: Progress | None,
+        adapter: AdapterSpec | None,
+        repair: bool,
     ) -> RefitResult:
         source = source_of(tensors, team=self._crew.ranks > 1)
         own = self._known = source.manifest(self._known)
         digest = own.digest()
         manifest, others = self._crew.muster(version, own, digest, deadline, adapter)
-        cargo = Cargo(source, manifest, digest if manifest is own else manifest.digest(), version)
+        cargo = Cargo(source, manifest, digest if manifest is own else manifest.digest(), version, repair)
         places = [RankPlace(ready.device, ready.locality) for ready in others]
         session, accepted = self._request(cargo, adapter, places, deadline)
         refit = Refit(self._channel, session, self._crew, cargo, accepted)
@@ -72,7 +80,7 @@ class LeadingTrainer:
     def _request(
         self, cargo: Cargo, adapter: AdapterSpec | None, others: Sequence[RankPlace], deadline: float
     ) -> tuple[Session, RefitView]:
-        request = RequestRefit(version=cargo.version, manifest=cargo.manifest, adapter=adapter)
+        request = RequestRefit(version=cargo.version, manifest=cargo.manifest, adapter=adapter, repair=cargo.repair)
         for attempt in (1, 2):
             session = self._loaded_session(cargo, others, deadline)
             try:

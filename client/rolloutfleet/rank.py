@@ -14,6 +14,17 @@ if TYPE_CHECKING:
 Order = TrainerJoin | TrainerPrepare | TrainerSend
 
 
+def is_cut_off(error: BaseException) -> bool:
+    """Whether this is how a trainer rank that is sound itself sees a party of its group that is gone or stands still."""
+    return isinstance(error, ConnectionError | TimeoutError)
+
+
+def lost_ranks(error: BaseException) -> tuple[int, ...]:
+    """The rank of the group whose process is probably gone, where the error tells."""
+    rank = getattr(error, "rank", None) if isinstance(error, ConnectionError) else None
+    return () if rank is None else (rank,)
+
+
 class TrainerRank:
     """A seat, and the delivery of the current epoch; one thread works for it, any thread may make it leave."""
 

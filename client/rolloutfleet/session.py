@@ -108,10 +108,10 @@ class Session:
 
 
 def place_of(gpu: int | None, shareable: bool = True) -> RankPlace:
-    """The place of this process's tensors, which lie on that GPU, or for None in the host's memory; without a word for CUDA's handles
-    where there can be none of that memory."""
-    here = locality()
-    return RankPlace(device=device_word(gpu), locality=here if shareable else here.model_copy(update={"host": ""}))
+    """The place of this process's tensors, which lie on that GPU, or for None in the host's memory; without a word for sharing what
+    cannot be shared: CUDA's handles of that memory, or tensors of which the host holds a part at a time."""
+    here, hidden = locality(), "memory" if gpu is None else "host"
+    return RankPlace(device=device_word(gpu), locality=here if shareable else here.model_copy(update={hidden: ""}))
 
 
 def open_session(

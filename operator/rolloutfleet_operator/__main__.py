@@ -24,6 +24,7 @@ from rolloutfleet_operator.handlers.health import HealthServer
 from rolloutfleet_operator.handlers.registry import Handlers
 from rolloutfleet_operator.handlers.settings import configure
 from rolloutfleet_operator.logs import configure_logging
+from rolloutfleet_operator.metrics import Metrics
 from rolloutfleet_operator.reconcile.runtime import Runtime
 from rolloutfleet_operator.reconcile.ticks import Ticks
 from rolloutfleet_operator.reconcile.wakes import Wakes
@@ -76,7 +77,7 @@ def build_parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     flag(
         "--resync-seconds", "ROLLOUTFLEET_RESYNC_SECONDS", "look at every fleet at least this often", "300", type=float
     )
-    flag("--liveness-port", "ROLLOUTFLEET_LIVENESS_PORT", "port of GET /healthz", "8081", type=int)
+    flag("--liveness-port", "ROLLOUTFLEET_LIVENESS_PORT", "port of GET /healthz and GET /metrics", "8081", type=int)
     flag("--log-format", "ROLLOUTFLEET_LOG_FORMAT", "json or text", "json", choices=["json", "text"])
     parser.add_argument("--debug", action="store_true", help="log kopf's own doings as well")
     return parser
@@ -114,7 +115,8 @@ async def serve(config: Config) -> None:
         LeaseLostError: another process may act now.
     """
     ticks = Ticks(time.monotonic)
-    health = HealthServer(ticks, config.liveness_port)
+    metrics = Metrics()
+    health = HealthServer(ticks, metrics, config.liveness_port)
     await health.start()
     gateway = await Gateway.connect(config.request_timeout_seconds)
     try:
@@ -133,6 +135,7 @@ async def serve(config: Config) -> None:
             now=lambda: datetime.now(UTC),
             jitter=random.random,
             reads_nodes=reads_nodes,
+            metrics=metrics,
         )
         try:
             await _run_while_held(runtime, lease)

@@ -27,6 +27,11 @@ LABEL_WEIGHTSYNC: Final = f"{GROUP}/weightsync"
 ANNOTATION_RANKS: Final = f"{GROUP}/ranks"
 """Worker processes in an engine pod, kept on the pod because the fleet's own number may have changed since."""
 
+ANNOTATION_LEAVING: Final = f"{GROUP}/leaving"
+"""On an engine pod, by whoever knows that it will be taken away: the reason."""
+ANNOTATION_REVIVE: Final = f"{GROUP}/revive"
+"""On a fleet: each new value gives its retired engines another chance."""
+
 RESERVED_KEY_PREFIXES: Final = (f"{GROUP}/", "app.kubernetes.io/")
 """Label and annotation keys that a fleet's template may not set."""
 
@@ -36,6 +41,8 @@ MANAGED_SELECTOR: Final = f"{LABEL_MANAGED_BY}={MANAGED_BY_VALUE}"
 
 ROLE_LEADER: Final = "leader"
 ROLE_SYNC: Final = "sync"
+ROLE_CHECKPOINT: Final = "checkpoint"
+"""The Job that sends a checkpoint, its pods, and the WeightSync that tells of it."""
 ROLE_SHARED: Final = "shared"
 """Objects of the fleet as a whole: Services, the token, the roster."""
 
@@ -78,6 +85,16 @@ def sync_job_name(fleet: str, revision: str) -> str:
 def standing_weightsync_name(fleet: str) -> str:
     """Name of the WeightSync that the operator makes for every fleet."""
     return fleet
+
+
+def checkpoint_name(fleet: str, version: int) -> str:
+    """Name of the WeightSync of a checkpoint, and of the Job that sends it."""
+    return f"{fleet}-checkpoint-{version}"
+
+
+def repair_name(fleet: str, version: int) -> str:
+    """Name of the Job that sends a checkpoint again, to engines that lack it."""
+    return f"{fleet}-repair-{version}"
 
 
 def engine_pod_name(fleet: str, engine: int, rank: int, incarnation: int) -> str:

@@ -23,7 +23,7 @@ from rolloutfleet.contract.members import Roster
 from rolloutfleet.contract.names import GROUP, MEMBERS_KEY
 from rolloutfleet_sync.log import logger
 from rolloutfleet_sync.protocol.record import Record
-from rolloutfleet_sync.protocol.view import Readiness
+from rolloutfleet_sync.protocol.summary import Readiness
 from rolloutfleet_sync.store import StoreConflictError, StoreError, parse_record, render_document
 
 FIELD_MANAGER = "rolloutfleet-sync"

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from rolloutfleet.contract.members import Roster
 from rolloutfleet_sync.log import logger
 from rolloutfleet_sync.protocol.record import Record
-from rolloutfleet_sync.protocol.view import Readiness
+from rolloutfleet_sync.protocol.summary import Readiness
 from rolloutfleet_sync.store import StoreError, parse_record, render_document
 
 LOOK_SECONDS = 0.5

@@ -7,6 +7,7 @@ from typing import Any
 
 from rolloutfleet_sync.clock import Clock
 from rolloutfleet_sync.log import logger
+from rolloutfleet_sync.metrics import Metrics
 from rolloutfleet_sync.protocol import events
 from rolloutfleet_sync.protocol.commands import (
     CallWorker,
@@ -20,8 +21,9 @@ from rolloutfleet_sync.protocol.commands import (
 )
 from rolloutfleet_sync.protocol.machine import may_publish, next_wakeup, step
 from rolloutfleet_sync.protocol.model import State
-from rolloutfleet_sync.protocol.view import judge_readiness, phase_of, summarize_status
+from rolloutfleet_sync.protocol.summary import judge_readiness, summarize_status
 from rolloutfleet_sync.store import RosterSource, StatusStore, StoreConflictError, StoreError
+from rolloutfleet_sync.telling import Teller
 from rolloutfleet_sync.workers import WorkerCaller
 
 PUBLISH_INTERVAL = 1.0
@@ -46,6 +48,8 @@ class Runtime:
         self.state = state
         self.clock = clock or Clock()
         self.new_id = new_id
+        self.metrics = Metrics(state.identity.fleet, lambda: self.state, self.clock.now)
+        self._teller = Teller(self.metrics, self.clock.wall)
         self._store = store
         self._rosters = rosters
         self._caller = caller
@@ -64,7 +68,7 @@ class Runtime:
         for command in commands:
             self._execute(command)
         if self.state is not before:
-            self._log(before)
+            self._teller.note(before, self.state)
             self._changed.set()
             self._changed = asyncio.Event()
             self._woken.set()
@@ -161,10 +165,13 @@ class Runtime:
 
     async def _write(self, command: WriteRecord) -> None:
         async with self._writing:
-            status = summarize_status(self.state, command.record)
+            status = summarize_status(self.state, command.record, self.clock.wall)
             try:
                 await self._store.write(status, judge_readiness(self.state), command.seconds)
                 event: events.Event = events.RecordWritten(command.write)
+            except StoreConflictError:
+                # Whoever goes on after this would write what it believes over the record of the sync job that has taken over.
+                raise
             except StoreError as error:
                 logger.error("a durable write failed", extra={"write": type(command).__name__, "error": str(error)})
                 event = events.WriteFailed(command.write, str(error))
@@ -175,7 +182,7 @@ class Runtime:
             if self.state.record is None or not may_publish(self.state):
                 self._publish.set()
                 return
-            status = summarize_status(self.state, self.state.record)
+            status = summarize_status(self.state, self.state.record, self.clock.wall)
             await self._store.write(status, judge_readiness(self.state), PUBLISH_SECONDS)
 
     async def _publish_reports(self) -> None:
@@ -216,16 +223,3 @@ class Runtime:
                 await asyncio.sleep(0)
             else:
                 await self.clock.wait(self._woken, due)
-
-    def _log(self, before: State) -> None:
-        after = self.state
-        phase = phase_of(after)
-        if phase is phase_of(before) and after.version == before.version:
-            return
-        fields: dict[str, Any] = {"phase": phase.value, "epoch": after.epoch, "version": after.version}
-        refit = after.refit
-        if refit is not None and refit is not before.refit:
-            fields |= {"refit": refit.id, "target": refit.version}
-            if refit.problem is not None:
-                fields |= {"member": refit.problem.member, "reason": refit.problem.message[:2000]}
-        logger.info("phase changed", extra=fields)

@@ -1,4 +1,4 @@
-"""The sync job's HTTP surface for trainers: JSON in, JSON out, the fleet's bearer token on every route but health."""
+"""The sync job's HTTP surface for trainers: JSON in, JSON out, the fleet's bearer token on every route but those for probes and metrics."""
 
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -8,6 +8,7 @@ from pydantic import BaseModel, ValidationError
 
 from rolloutfleet.contract.adapter import manifest_key
 from rolloutfleet.contract.authorization import carries_token
+from rolloutfleet.contract.history import RefitHistory
 from rolloutfleet.contract.names import API_PREFIX
 from rolloutfleet.contract.problems import Problem, ProblemCode, ProblemError
 from rolloutfleet.contract.trainer import (
@@ -20,7 +21,7 @@ from rolloutfleet.contract.trainer import (
     TrainerSent,
     WakeFleet,
 )
-from rolloutfleet_sync.protocol import events, view
+from rolloutfleet_sync.protocol import events, summary, view
 from rolloutfleet_sync.protocol.model import State
 from rolloutfleet_sync.protocol.sessions import find_refit, find_running
 from rolloutfleet_sync.runtime import Runtime
@@ -28,6 +29,9 @@ from rolloutfleet_sync.runtime import Runtime
 MAX_BODY_BYTES = 64 * 1024 * 1024
 """A manifest of 20,000 tensors takes about 3 MB."""
 LONGEST_WAIT_SECONDS = 30.0
+
+OPEN_PATHS = ("/healthz", "/metrics")
+"""Answered without a token: they hold no secrets, and kubelets and Prometheus have none."""
 
 RUNTIME = web.AppKey("runtime", Runtime)
 TOKEN = web.AppKey("token", str)
@@ -37,14 +41,16 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def build_app(runtime: Runtime, token: str) -> web.Application:
-    """The application; routes are those of :mod:`rolloutfleet.contract.trainer`, and ``/healthz``."""
+    """The application; routes are those of :mod:`rolloutfleet.contract.trainer`, ``/healthz`` and ``/metrics``."""
     app = web.Application(middlewares=[_answer_problems, _require_token], client_max_size=MAX_BODY_BYTES)
     app[RUNTIME] = runtime
     app[TOKEN] = token
     app.router.add_get("/healthz", _live)
     app.router.add_get("/healthz/live", _live)
     app.router.add_get("/healthz/ready", _ready)
+    app.router.add_get("/metrics", _metrics)
     app.router.add_get(f"{API_PREFIX}/fleet", _fleet)
+    app.router.add_get(f"{API_PREFIX}/history", _history)
     app.router.add_post(f"{API_PREFIX}/sessions", _open_session)
     app.router.add_post(f"{API_PREFIX}/sessions/{{session}}/renew", _renew_session)
     app.router.add_delete(f"{API_PREFIX}/sessions/{{session}}", _close_session)
@@ -57,6 +63,7 @@ def build_app(runtime: Runtime, token: str) -> web.Application:
     app.router.add_post(f"{API_PREFIX}/cache/reset", _reset_cache)
     app.router.add_post(f"{API_PREFIX}/sleep", _sleep)
     app.router.add_post(f"{API_PREFIX}/wake", _wake)
+    app.router.add_post(f"{API_PREFIX}/release", _release)
     return app
 
 
@@ -83,7 +90,7 @@ async def _answer_problems(request: web.Request, handler: Handler) -> web.Stream
 @web.middleware
 async def _require_token(request: web.Request, handler: Handler) -> web.StreamResponse:
     authorization = request.headers.get("Authorization", "")
-    if not request.path.startswith("/healthz") and not carries_token(authorization, request.app[TOKEN]):
+    if not request.path.startswith(OPEN_PATHS) and not carries_token(authorization, request.app[TOKEN]):
         raise ProblemError(
             ProblemCode.UNAUTHORIZED,
             "the bearer token is missing or is not this fleet's; it is in the fleet's token Secret",
@@ -120,12 +127,25 @@ async def _live(_: web.Request) -> web.Response:
 
 
 async def _ready(request: web.Request) -> web.Response:
-    readiness = view.judge_readiness(request.app[RUNTIME].state)
+    readiness = summary.judge_readiness(request.app[RUNTIME].state)
     return web.Response(text=f"{readiness.reason}: {readiness.message}\n", status=200 if readiness.status else 503)
 
 
+async def _metrics(request: web.Request) -> web.Response:
+    body, content_type = request.app[RUNTIME].metrics.render(request.headers.get("Accept", ""))
+    return web.Response(body=body, headers={"Content-Type": content_type})
+
+
+async def _history(request: web.Request) -> web.Response:
+    runtime = request.app[RUNTIME]
+    return _answer(RefitHistory(refits=tuple(summary.tell_history(runtime.state, runtime.clock.wall))))
+
+
 async def _fleet(request: web.Request) -> web.Response:
-    return _answer(view.view_fleet(request.app[RUNTIME].state))
+    runtime = request.app[RUNTIME]
+    state = runtime.state
+    told = {"progress": summary.show_progress(state, runtime.clock.wall), "gaps": tuple(summary.find_gaps(state))}
+    return _answer(view.view_fleet(state).model_copy(update=told))
 
 
 async def _open_session(request: web.Request) -> web.Response:
@@ -216,6 +236,12 @@ def _step_refit(request: web.Request, event: events.Event) -> web.Response:
     _renew_for(runtime, refit)
     runtime.apply(event)
     return _answer(view.view_refit(runtime.state, refit, runtime.clock.now()))
+
+
+async def _release(request: web.Request) -> web.Response:
+    runtime = request.app[RUNTIME]
+    runtime.apply(events.HoldReleased())
+    return _answer(view.view_fleet(runtime.state))
 
 
 async def _reset_cache(request: web.Request) -> web.Response:

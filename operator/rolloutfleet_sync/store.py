@@ -1,13 +1,13 @@
 """Where roster and status live: what a source of the one and a store of the other must offer, and the document that is stored."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from pydantic import ValidationError
 
 from rolloutfleet.contract.members import Roster
 from rolloutfleet_sync.protocol.record import Record
-from rolloutfleet_sync.protocol.view import Readiness
+from rolloutfleet_sync.protocol.summary import Readiness, bound_history
 
 
 class StoreError(Exception):
@@ -46,16 +46,23 @@ def parse_record(status: Mapping[str, Any], where: str) -> Record:
         raise StoreError(f"the status of {where} cannot be understood: {error}") from error
 
 
+def merge_history(before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The refits of both, each once, the newest last, as many as a status holds."""
+    told = {entry.get("refit") for entry in now}
+    return bound_history([dict(entry) for entry in (*(e for e in before if e.get("refit") not in told), *now)])
+
+
 def render_document(
     status: Mapping[str, Any], readiness: Readiness, previous: Mapping[str, Any], generation: int, now: str
 ) -> dict[str, Any]:
-    """The status as it is stored: with its condition, and times that move only when what they stand beside has changed."""
+    """The status as it is stored: with its condition, times that move only when what they stand beside has changed, and the refits of
+    sync jobs before this one."""
     document = dict(status)
-    refit = document.get("lastRefit")
-    if refit is not None:
-        known = dict(previous.get("lastRefit") or {})
-        finished = known.pop("finishedAt", None)
-        document["lastRefit"] = {**refit, "finishedAt": finished if finished and known == refit else now}
+    if "lastRefit" not in document and previous.get("lastRefit"):
+        document["lastRefit"] = previous["lastRefit"]
+    refits = merge_history(previous.get("refits") or (), document.get("refits") or ())
+    if refits:
+        document["refits"] = refits
     session = document.get("session")
     if session is not None:
         known = previous.get("session") or {}

@@ -63,9 +63,27 @@ def test_what_is_read_back_is_what_was_sent_and_the_defaults(space: Space):
         "parallelism": {"tensor": 2},
         "engine": sent["engine"],
         "placement": {"gpuResource": "nvidia.com/gpu"},
-        "template": {**sent["template"], "terminationGracePeriodSeconds": 30},
-        "refit": {"transport": "Auto", "staging": "Auto", "pause": "Keep", "cache": "Reset"},
+        "template": {**sent["template"], "hostIPC": False, "terminationGracePeriodSeconds": 30},
+        "refit": {
+            "transport": "Auto",
+            "staging": "Auto",
+            "pause": "Keep",
+            "cache": "Reset",
+            "minReady": 1,
+            "onFailure": "ServeOld",
+            "strategy": "AllAtOnce",
+            "verify": "Bytes",
+            "lateJoin": "Peer",
+        },
+        "recovery": {
+            "restartBudget": 5,
+            "windowSeconds": 3600,
+            "backoffCapSeconds": 300,
+            "nodeLossSeconds": 30,
+            "quarantineNodes": {"afterFailures": 3, "seconds": 1800},
+        },
         "suspend": False,
+        "weights": {},
     }
     assert deadlines
     assert all(name.endswith("Seconds") and seconds > 0 for name, seconds in deadlines.items())

@@ -71,6 +71,17 @@ MOUNTED = "template.volumeMounts names a volume that template.volumes does not h
 RESERVED = "keys that begin with rolloutfleet.io/ or app.kubernetes.io/ belong to the operator"
 
 
+PLACES = "weights.checkpoint needs exactly one of uri, persistentVolumeClaim and hostPath"
+RISES = "versions only rise, and another checkpoint, be it an older one, needs a higher version"
+NO_FILE = "weights.checkpoint.uri cannot be a file of the pod's image; use persistentVolumeClaim or hostPath"
+NO_ROLL = "refit.strategy Rolling has engines take versions over from peers, which refit.lateJoin Wait forbids; set it to Peer"
+COMMITTED = "weights.checkpoint.version must be above the fleet's committed version"
+
+
+def checkpoint(version: int, **place: Any) -> Body:
+    return {"weights": {"checkpoint": {"version": version, **place}}}
+
+
 def counted(where: str) -> Rejection:
     return Rejection(
         FLEET,
@@ -100,6 +111,27 @@ REJECTIONS = [
         "model.revision needs model.source.hub",
         "model.revision is main but model.source is not the hub; remove one of them",
         model(revision="main", source={"hostPath": {"path": "/m"}}),
+    ),
+    Rejection(
+        FLEET,
+        ".spec",
+        "refit.minReady must not be above replicas",
+        "refit.minReady 3 is above replicas 2; no refit could ever begin",
+        {"replicas": 2, "refit": {"minReady": 3}},
+    ),
+    Rejection(
+        FLEET,
+        ".spec",
+        "refit.rolling needs refit.strategy Rolling",
+        "refit.rolling is set but refit.strategy is AllAtOnce; set it to Rolling, or remove refit.rolling",
+        {"refit": {"rolling": {"maxUnavailable": 1}}},
+    ),
+    Rejection(
+        FLEET,
+        ".spec",
+        "refit.rolling.maxUnavailable must not be above replicas",
+        "refit.rolling.maxUnavailable 3 is above replicas 2; a roll takes at most all engines at a time",
+        {"replicas": 2, "refit": {"strategy": "Rolling", "rolling": {"maxUnavailable": 3}}},
     ),
     counted("limits"),
     counted("requests"),
@@ -184,6 +216,50 @@ REJECTIONS = [
         field="spec.template.volumes[0].name",
     ),
     Rejection(
+        FLEET,
+        ".spec.weights.checkpoint",
+        PLACES,
+        f"{PLACES}; given: uri hostPath",
+        checkpoint(1, uri="s3://b/k", hostPath={"path": "/m"}),
+    ),
+    Rejection(
+        FLEET,
+        ".spec.weights.checkpoint",
+        "weights.checkpoint.version only rises, and another checkpoint needs a higher one",
+        f"weights.checkpoint.version 6 is not above 7: {RISES}",
+        checkpoint(6, uri="s3://b/old"),
+        before=checkpoint(7, uri="s3://b/new"),
+    ),
+    Rejection(
+        FLEET,
+        ".spec.weights.checkpoint.uri",
+        NO_FILE,
+        NO_FILE,
+        checkpoint(1, uri="file:///m"),
+    ),
+    Rejection(
+        FLEET,
+        ".spec",
+        "refit.minReady must not be above replicas",
+        "refit.minReady 3 is above replicas 2; no refit could ever begin",
+        {"replicas": 2, "refit": {"minReady": 3}},
+    ),
+    Rejection(
+        FLEET,
+        ".spec",
+        "refit.lateJoin Checkpoint needs weights.checkpoint",
+        "refit.lateJoin Checkpoint needs weights.checkpoint",
+        {"refit": {"lateJoin": "Checkpoint"}},
+    ),
+    Rejection(FLEET, ".spec", NO_ROLL, NO_ROLL, {"refit": {"lateJoin": "Wait", "strategy": "Rolling"}}),
+    Rejection(
+        SYNC,
+        ".spec",
+        "a WeightSync has either trainer or checkpoint",
+        "a WeightSync has either trainer or checkpoint",
+        {"checkpoint": {"version": 1}},
+    ),
+    Rejection(
         SYNC,
         ".spec.fleetRef.name",
         "fleetRef.name cannot change",
@@ -232,6 +308,14 @@ ACCEPTED: dict[str, tuple[str, Body]] = {
         FLEET,
         body(FLEET, {"template": {"labels": {"team": "rl"}, "annotations": {"example.com/note": "x"}}}),
     ),
+    "a checkpoint at a URI": (
+        FLEET,
+        body(FLEET, checkpoint(1, uri="gs://b/k", secretRef={"name": "s"}) | {"refit": {"lateJoin": "Checkpoint"}}),
+    ),
+    "a checkpoint in a claim": (
+        FLEET,
+        body(FLEET, checkpoint(2147483647, persistentVolumeClaim={"claimName": "c", "path": "run/7"})),
+    ),
     "a WeightSync": (SYNC, body(SYNC, {})),
 }
 
@@ -259,7 +343,41 @@ def test_every_rule_of_the_crds_has_a_rejection_here():
         (version,) = crd["spec"]["versions"]
         found = list(rules_of(version["schema"]["openAPIV3Schema"]))
         carried |= {(crd["spec"]["names"]["kind"], *rule) for rule in found}
-    assert carried == {(case.kind, case.path, case.rule) for case in REJECTIONS}
+    of_status = {(FLEET, "", COMMITTED)}  # below, for it needs a status
+    assert carried == {(case.kind, case.path, case.rule) for case in REJECTIONS} | of_status
+
+
+def test_a_checkpoint_that_the_fleet_is_past_is_refused_with_both_versions(cluster: Cluster):
+    path = path_of(FLEET, "default", "probe")
+    cluster.create(body(FLEET, {}))
+    try:
+        status = {
+            "apiVersion": "rolloutfleet.io/v1alpha1",
+            "kind": FLEET,
+            "metadata": {"name": "probe", "namespace": "default"},
+        }
+        cluster.apply(status | {"status": {"weights": {"version": 7}}}, "test", "status")
+        for version in (6, 7):
+            refused = body(FLEET, checkpoint(version, uri="s3://b/k"))
+            refused["metadata"]["resourceVersion"] = cluster.get(FLEET, "default", "probe")["metadata"][
+                "resourceVersion"
+            ]
+            with pytest.raises(RefusedError) as caught:
+                cluster.call("PUT", path, refused)
+            ((_, told),) = caught.value.causes
+            assert told.endswith(
+                f"weights.checkpoint.version {version} is not above 7, the version that the fleet has committed"
+            )
+        taken = body(FLEET, checkpoint(8, uri="s3://b/k"))
+        taken["metadata"]["resourceVersion"] = cluster.get(FLEET, "default", "probe")["metadata"]["resourceVersion"]
+        cluster.call("PUT", path, taken)
+        # A trainer's version passes the checkpoint's: the spec stays as it is, and other fields may change.
+        cluster.apply(status | {"status": {"weights": {"version": 9}}}, "test", "status")
+        other = body(FLEET, checkpoint(8, uri="s3://b/k") | {"replicas": 3})
+        other["metadata"]["resourceVersion"] = cluster.get(FLEET, "default", "probe")["metadata"]["resourceVersion"]
+        cluster.call("PUT", path, other)
+    finally:
+        cluster.delete(FLEET, "default", "probe")
 
 
 @pytest.mark.parametrize("case", REJECTIONS, ids=str)
@@ -343,7 +461,7 @@ def test_a_tensor_parallel_size_below_one_cannot_be_stored(cluster: Cluster, ten
         (FLEET, {}, {"spec.model"}),
         (FLEET, {"model": {"source": {"persistentVolumeClaim": {}}}, "engine": {"env": [{"value": "1"}]}},
          {"spec.model.name", "spec.model.source.persistentVolumeClaim.claimName", "spec.engine.env[0].name"}),
-        (SYNC, {}, {"spec.fleetRef", "spec.trainer"}),
+        (SYNC, {}, {"spec.fleetRef"}),
     ],
 )  # fmt: skip
 def test_one_answer_names_every_required_key_that_is_missing(

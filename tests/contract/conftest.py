@@ -31,7 +31,8 @@ async def start_fleet() -> AsyncIterator[StartFleet]:
 
 @pytest.fixture
 async def fleet(start_fleet: StartFleet) -> Fleet:
-    return await start_fleet()
+    """Two engines that are refitted both or not at all, so that whatever is lost ends the refit."""
+    return await start_fleet(min_ready=2)
 
 
 @pytest.fixture

@@ -58,3 +58,15 @@ def test_sharded_ranks_send_their_parts_and_engines_hold_the_whole_in_their_own_
     for engine in setup.engines:
         assert torch.equal(engine.flat, expected.to(engine.flat.dtype))
         assert engine.calls.count("join") == engine.calls.count("prepare") == 1
+
+
+@pytest.mark.scenario("F60")
+def test_a_team_goes_on_without_an_engine_that_fails_in_the_transfer(setup: ServedFleet, tmp_path: Path) -> None:
+    setup.engines[1].refuse |= {"receive": "out of memory", "lend": "no"}
+    run_team(setup, 2, tmp_path)
+    results = [RefitResult.model_validate_json((tmp_path / f"1-{rank}.json").read_text()) for rank in range(2)]
+    assert results[0] == results[1]
+    assert results[0].members == (setup.engines[0].pod,)
+    assert [lost.pod_name for attempt in results[0].attempts for lost in attempt.lost] == [setup.engines[1].pod]
+    expected = torch.load(tmp_path / "2.pt")
+    assert torch.equal(setup.engines[0].flat, expected.to(setup.engines[0].flat.dtype))

@@ -10,7 +10,7 @@ from kubernetes.aio.client.configuration import Configuration
 from fakes.apiserver import FakeApiServer
 from rolloutfleet.contract.members import Member, Roster
 from rolloutfleet_sync.cluster import Api, ConfigMapRoster, WeightSyncStatus
-from rolloutfleet_sync.protocol.view import Readiness
+from rolloutfleet_sync.protocol.summary import Readiness
 from rolloutfleet_sync.store import StoreConflictError, StoreError
 
 READY = Readiness(True, "AnswersTrainers", "2 of 2 engines hold version 0")

@@ -13,7 +13,7 @@ from rolloutfleet.contract.policy import PauseMode, Staging, Transport, Wire
 from rolloutfleet.contract.problems import ProblemCode, ProblemError
 from rolloutfleet.contract.trainer import FleetView, Phase, RefitResult, RefitView
 from rolloutfleet.contract.worker import Join, Locality, Prepare, WorkerState
-from rolloutfleet_sync.protocol.view import summarize_status
+from rolloutfleet_sync.protocol.summary import summarize_status
 
 HOST = Locality(host="boot-1 ipc-1", memory="shm-1")
 StartFleet = Any
@@ -143,7 +143,7 @@ async def test_layouts_that_a_load_has_verified_are_prepared_for_the_next_refit(
 async def test_a_preparation_that_fails_leaves_every_engine_serving(
     start_fleet: StartFleet, http: aiohttp.ClientSession
 ):
-    fleet, trainer = await start(start_fleet, http)
+    fleet, trainer = await start(start_fleet, http, min_ready=2)
     fleet.workers[1].refuses["prepare"] = ProblemError(ProblemCode.TRANSFER_FAILED, "out of memory for tables")
     view = await trainer.refit(1)
     assert view.problem is not None
@@ -195,7 +195,7 @@ async def test_where_requests_must_not_see_two_versions_the_staged_one_is_copied
 async def test_a_staged_failure_leaves_every_engine_serving_the_version_before(
     start_fleet: StartFleet, http: aiohttp.ClientSession, trouble: str
 ):
-    fleet, trainer = await start(start_fleet, http)
+    fleet, trainer = await start(start_fleet, http, min_ready=2)
     result_of(await trainer.refit(1))
     for worker in fleet.workers:
         worker.engine.ranks.began.clear()

@@ -17,6 +17,7 @@ FLEETS: Mapping[str, dict[str, Any]] = {
     "in buckets": {"config": BUCKETED, "engines": 2},
     "tied, in place": {"config": TIED, "ranks": 2, "unpacked": True},
     "tied, packed": {"config": TIED, "ranks": 2},
+    "three to be killed": {"config": GROUPED, "engines": 3, "unpacked": True},
     "two in place": {"config": GROUPED, "engines": 2, "unpacked": True},
 }
 MODULES: Mapping[str, tuple[str, ...]] = {
@@ -27,6 +28,9 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "test_layout_ranks": ("tied, in place",),
     "test_experts": ("experts",),
     "test_sharded_trainers": ("experts", "tied, in place", "two in place"),
+    "test_checkpoint_refit": ("two in place",),
+    "test_reforming": ("three to be killed",),
+    "test_rolling": ("two in place",),
     "test_layout_refit": ("two in place",),
 }
 """Which fleets a module wants, by the name of its file, in the order in which the modules run: few fleets are up at any time.

@@ -53,7 +53,9 @@ def free_ports() -> tuple[int, int]:
 class Launched:
     """A launcher and the vLLM below it."""
 
-    def __init__(self, folder: Path, arguments: Sequence[str], *, engine: int = 0, ranks: int = 1) -> None:
+    def __init__(
+        self, folder: Path, arguments: Sequence[str], *, engine: int = 0, ranks: int = 1, grace_seconds: int = 0
+    ) -> None:
         self.name = f"host-{engine}-0-0"
         self.engine = engine
         self.ranks = ranks
@@ -78,6 +80,7 @@ class Launched:
             "ROLLOUTFLEET_CONTROL_PORT": str(self.control_port),
             "ROLLOUTFLEET_RUNTIME_DIRECTORY": str(folder / "run"),
             "ROLLOUTFLEET_TERMINATION_LOG": str(self.termination_log),
+            "ROLLOUTFLEET_GRACE_SECONDS": str(grace_seconds),
             "PYTHONPATH": str(REPOSITORY),
         }
         command = [sys.executable, "-m", "rolloutfleet_worker", "--", *arguments]

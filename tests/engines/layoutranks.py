@@ -1,7 +1,7 @@
 """What the layout tests do inside a rank's process; each function takes vLLM's worker first, and keeps what it finds on it."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
 from typing import Any
 from unittest import mock
@@ -19,6 +19,7 @@ from rolloutfleet.layout import Block, Layout
 from rolloutfleet_worker.rank import in_place
 from rolloutfleet_worker.rank.calibration import Calibration
 from rolloutfleet_worker.rank.explaining import explain
+from rolloutfleet_worker.rank.fresh import FreshLoad, FreshLoadDiffersError
 from rolloutfleet_worker.rank.layout_capture import UnsupportedModelError, capture_layout
 from rolloutfleet_worker.rank.live_digest import live_digest
 from rolloutfleet_worker.rank.live_tensors import kernel_tensors, live_parameters, live_shape
@@ -193,6 +194,19 @@ def touch(worker: Any, tensor: str, element: int) -> None:
     """Flips the sign of one element."""
     flat = worker.model_runner.model.state_dict()[tensor].view(-1)
     flat[element] = -flat[element]
+
+
+def fresh(worker: Any, tensors: Tensors, patch: str = "") -> str:
+    """What a fresh load of what the rank holds says of it, with detours as they came; empty when it agrees."""
+    layout = worker.layout
+    load = FreshLoad(worker.model_runner.model, worker.vllm_config, worker.device, worker.captured.manifest)
+    load.keep([list(tensors.items())[detour.source] for detour in layout.detours])
+    try:
+        with PATCHES[patch](worker) if patch else nullcontext():
+            load.compare(layout)
+    except FreshLoadDiffersError as error:
+        return str(error)
+    return ""
 
 
 def lend(worker: Any) -> dict[str, torch.Tensor]:

@@ -8,7 +8,7 @@ import pytest
 from tests.engines.driving import SECONDS, Epoch, Refused, call
 from tests.engines.hostfleet import HostFleet, Launched, await_that
 from tests.engines.refitting import PROMPTS, TOKENS, assert_generates, refit, told_of
-from tests.engines.tinymodels import greedy_tokens, make_model, named_tensors
+from tests.engines.tinymodels import greedy_choices, greedy_tokens, make_model, named_tensors
 
 from rolloutfleet.contract.policy import Transport, Wire
 from rolloutfleet.contract.worker import Locality, WorkerState
@@ -133,6 +133,47 @@ def test_a_staged_version_is_swapped_in_under_load_and_no_request_fails(engines:
     assert len(answers) - len(whole) <= len(clients)
     assert {version for tokens, version in whole if tokens == expected[after]} == {after}
     assert_says(engines, 22, after)
+
+
+def test_every_token_across_swaps_under_load_is_of_one_version_and_of_none_before_it(engines: HostFleet, epoch: Epoch):
+    """Steps are in flight when a swap is asked for; none of them may see weights of two versions, and none later a block of older ones."""
+    seeds = (23, 24, 25, 26)
+    calibrated(engines, epoch, seeds[0])
+    tensors = named_tensors(make_model(engines.model, seeds[0]))
+    epoch.check(tensors)
+    epoch.prepare(tensors, staged=True)
+    over, answers = threading.Event(), []
+
+    def ask(engine: Launched) -> None:
+        while not over.is_set():
+            answers.append(engine.generate(PROMPTS[1], 200)[0])
+
+    clients = [threading.Thread(target=ask, args=(engine,)) for engine in engines.engines for _ in range(3)]
+    for client in clients:
+        client.start()
+    try:
+        for seed in seeds[1:]:
+            seen = len(answers)
+            await_that("requests are answered", lambda seen=seen: len(answers) > seen)
+            version = engines.next_version()
+            epoch.transfer(named_tensors(make_model(engines.model, seed)), version, staged=True)
+            commits = epoch.all("commit", version=version, cache="Reset")
+            assert [(commit["state"], commit["cacheReset"]) for commit in commits] == [("Serving", True)] * 2
+    finally:
+        over.set()
+        for client in clients:
+            client.join(SECONDS)
+    models = [make_model(engines.model, seed) for seed in seeds]
+    across = 0
+    for answer in answers:
+        told = [greedy_choices(model, engines.model, PROMPTS[1], answer) for model in models]
+        at = 0
+        for place, token in enumerate(answer):
+            while at < len(seeds) and told[at][place] != token:
+                at += 1
+            assert at < len(seeds), (answer, place)
+        across += all(choices != answer for choices in told)
+    assert across
 
 
 @pytest.mark.scenario("F36")

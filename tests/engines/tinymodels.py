@@ -87,6 +87,14 @@ def greedy_tokens(model: PreTrainedModel, folder: Path, prompt: str, tokens: int
     return output[0][ids.shape[1] :].tolist()
 
 
+def greedy_choices(model: PreTrainedModel, folder: Path, prompt: str, tokens: list[int]) -> list[int]:
+    """What the model would say at each place of an answer, given the prompt and the answer's tokens before it."""
+    ids = AutoTokenizer.from_pretrained(folder)(prompt, return_tensors="pt").input_ids
+    with torch.no_grad():
+        logits = model(torch.cat([ids, torch.tensor([tokens])], 1)).logits[0]
+    return logits[ids.shape[1] - 1 : -1].argmax(-1).tolist()
+
+
 def named_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     """Parameters under the names that the trainer has in memory."""
     return {name: tensor.detach() for name, tensor in model.named_parameters()}

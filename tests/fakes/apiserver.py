@@ -20,6 +20,8 @@ class FakeApiServer:
         self.roster = ""
         self.requests: list[str] = []
         self.lose_answers = 0
+        self.away = 0
+        """Requests for the WeightSync that find nobody who could serve them."""
         self.cut_watches = 0
         """Watches that end in the middle of a line."""
         self.changed = asyncio.Event()
@@ -53,10 +55,14 @@ class FakeApiServer:
 
     async def _get(self, request: web.Request) -> web.Response:
         self.requests.append("GET")
+        if self._is_away():
+            return web.json_response({"message": "etcd has no leader"}, status=503)
         return web.json_response(self._object())
 
     async def _patch(self, request: web.Request) -> web.Response:
         self.requests.append("PATCH")
+        if self._is_away():
+            return web.json_response({"message": "etcd has no leader"}, status=503)
         assert request.query["fieldManager"] == "rolloutfleet-sync"
         assert request.headers["Content-Type"] == APPLY_TYPE
         body = await request.json()
@@ -69,6 +75,10 @@ class FakeApiServer:
             assert request.transport is not None
             request.transport.close()
         return web.json_response(self._object())
+
+    def _is_away(self) -> bool:
+        self.away = max(self.away - 1, -1)
+        return self.away >= 0
 
     async def _configmaps(self, request: web.Request) -> web.StreamResponse:
         assert request.query["fieldSelector"] == "metadata.name=f-members"

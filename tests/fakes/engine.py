@@ -125,7 +125,8 @@ class FakeRanks:
             case "prepare":
                 return {"staging_bytes": 38 if body["staged"] else 0, "seconds": 0.0}
             case "shape":
-                return {"shape": engine.shape, "live_digest": self._live_digest(rank)}
+                room = {"copy_bytes": 38, "room_bytes": engine.room_bytes} if body["room"] else {}
+                return {"shape": engine.shape, "live_digest": self._live_digest(rank), **room}
             case "offer":
                 port = 1024 + next(self._ports) % 60000
                 self._lenders[port] = engine
@@ -166,8 +167,9 @@ class FakeRanks:
             "room_bytes": self._engine.room_bytes,
         }
 
-    def _live_digest(self, rank: int) -> str:
-        version, digest = self._engine.weights or (0, "mixture")
+    def _live_digest(self, rank: int, *, staged: bool = False) -> str:
+        held = self._engine.staged_weights if staged else self._engine.weights
+        version, digest = held or (0, "mixture")
         return f"{digest or version}-{rank}"
 
     async def _receive(self, bodies: Mapping[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
@@ -207,17 +209,22 @@ class FakeRanks:
 
     async def _borrow(self, bodies: Mapping[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
         engine = self._engine
-        engine.weights, engine.vllm.stale_cache = None, True
+        staged = bool(bodies[0]["staged"])
+        if not staged:
+            engine.weights, engine.vllm.stale_cache = None, True
         engine.borrowing.set()
         await engine.may_borrow.wait()
         donor = self._lenders.get(bodies[0]["rendezvous"]["port"])
         if donor is None or not donor.fence.lending or engine.peer_fails:
-            raise RankFailedError(f"{engine.name}: the lender is gone", touched=True)
-        engine.weights = donor.weights
+            raise RankFailedError(f"{engine.name}: the lender is gone", touched=not staged)
+        if staged:
+            engine.staged_weights = donor.weights
+        else:
+            engine.weights = donor.weights
         donor.ranks.let_go()
         blank = {"tensors": 0, "nbytes": 38, "received_digest": "", "layout": None, "layout_changed": False}
         seconds = {"receive_seconds": 0.1, "load_seconds": 0.0}
-        return {rank: blank | seconds | {"live_digest": self._live_digest(rank)} for rank in bodies}
+        return {rank: blank | seconds | {"live_digest": self._live_digest(rank, staged=staged)} for rank in bodies}
 
     def let_go(self) -> None:
         if self._let_go is not None:
@@ -315,10 +322,10 @@ class FakeEngine:
         if self.ranks.arrival is not None and not self.ranks.arrival.done():
             self.ranks.arrival.set_result(digest)
 
-    def break_transfer(self, message: str) -> None:
-        """End the transfer half way."""
+    def break_transfer(self, message: str, *, cut_off: bool = True) -> None:
+        """End the transfer half way; another party is to blame unless told otherwise."""
         if self.ranks.arrival is not None and not self.ranks.arrival.done():
-            self.ranks.arrival.set_exception(RankFailedError(f"{self.name}: {message}", touched=True))
+            self.ranks.arrival.set_exception(RankFailedError(f"{self.name}: {message}", touched=True, cut_off=cut_off))
 
     def _killed(self) -> None:
         raise AssertionError(f"{self.name} could not be unblocked")

@@ -46,6 +46,7 @@ class RankDouble:
         self.seconds = 0.1
         self.adapter: dict | None = None
         self.lent = threading.Event()
+        self.room_bytes = 1000
         self.digesting: threading.Event | None = None
         """Where given, set when the live weights are being digested, which then takes until it is cancelled."""
 
@@ -74,12 +75,13 @@ class RankDouble:
         self.orders.append(("unmap", {}))
         return {}
 
-    def shape(self, cancelled):
+    def shape(self, body, cancelled):
         if self.digesting is not None:
             self.digesting.set()
             assert cancelled.wait(20)
             raise RankError(f"local rank {self.rank}: the digest of the live weights is not wanted any more")
-        return {"shape": f"shape-{self.rank}", "live_digest": f"live-{self.rank}"}
+        room = {"copy_bytes": 100, "room_bytes": self.room_bytes} if body["room"] else {}
+        return {"shape": f"shape-{self.rank}", "live_digest": f"live-{self.rank}", **room}
 
     def offer(self, body):
         return {"host": "127.0.0.1", "port": 7}

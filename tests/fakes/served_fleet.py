@@ -76,11 +76,13 @@ class SmallEngine:
         self.calls.append(verb)
         self.epoch = max(self.epoch, body["epoch"])
         if verb in self.refuse:
-            problem = Problem(code=ProblemCode.ENGINE_FAILED, message=self.refuse[verb])
-            return web.Response(text=problem.model_dump_json(), status=500, content_type="application/json")
+            return refusal(ProblemCode.ENGINE_FAILED, self.refuse[verb])
         if verb in self.hold:
             await self._aborted.wait()
-        return answer(await getattr(self, f"_{verb.replace('-', '_')}")(body))
+        try:
+            return answer(await getattr(self, f"_{verb.replace('-', '_')}")(body))
+        except OSError as error:
+            return refusal(ProblemCode.PEER_LOST, f"{self.pod}: {type(error).__name__}: {error}")
 
     async def _admit(self, body: dict) -> WorkerReport:
         self.admitted = body["version"]
@@ -168,6 +170,11 @@ class SmallEngine:
         )
 
 
+def refusal(code: ProblemCode, message: str) -> web.Response:
+    problem = Problem(code=code, message=message)
+    return web.Response(text=problem.model_dump_json(), status=500, content_type="application/json")
+
+
 def answer(message: BaseModel) -> web.Response:
     return web.Response(text=message.model_dump_json(by_alias=True), content_type="application/json")
 
@@ -202,7 +209,8 @@ class ServedFleet:
     def __init__(self, wire: MemoryWire | GlooWire, engine: type[SmallEngine] = SmallEngine) -> None:
         self.wire = wire
         self._kind = engine
-        self.policy = RefitPolicy(transport=Transport.GLOO, deadlines=RefitDeadlines(forming_seconds=60))
+        # Both engines or none: whatever is lost ends the refit.
+        self.policy = RefitPolicy(transport=Transport.GLOO, min_ready=2, deadlines=RefitDeadlines(forming_seconds=60))
         self.timing = Timing(poll=0.02, heartbeat=0.1, retry=0.05, lease=30.0)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)

@@ -296,8 +296,10 @@ class Simulation:
         session: str = "s1",
         manifest: Manifest = MANIFEST,
         adapter: AdapterSpec | None = None,
+        *,
+        repair: bool = False,
     ) -> None:
-        message = RequestRefit(version=version, manifest=manifest, adapter=adapter)
+        message = RequestRefit(version=version, manifest=manifest, adapter=adapter, repair=repair)
         self.apply(events.RefitRequested(refit, session, message, manifest_key(manifest.digest(), adapter)))
 
     def view(self, refit: str = "r1") -> RefitView:
@@ -336,9 +338,11 @@ class Simulation:
         session: str = "s1",
         adapter: AdapterSpec | None = None,
         manifest: Manifest = MANIFEST,
+        *,
+        repair: bool = False,
     ) -> RefitView:
         """A whole refit in which nothing goes wrong."""
-        self.request(version, refit, session, manifest, adapter)
+        self.request(version, refit, session, manifest, adapter, repair=repair)
         for _ in range(40):
             self.settle()
             view = self.view(refit)

@@ -12,10 +12,19 @@ from fakes.clock import SkippingClock
 from fakes.engine import FakeEngine
 from fakes.worker import FakeWorker, Wire
 from rolloutfleet.contract.members import Member, Roster
-from rolloutfleet.contract.policy import PauseMode, RefitDeadlines, RefitPolicy, Staging, Transport
+from rolloutfleet.contract.policy import (
+    OnFailure,
+    PauseMode,
+    RefitDeadlines,
+    RefitPolicy,
+    RollingPolicy,
+    Staging,
+    Strategy,
+    Transport,
+)
 from rolloutfleet_sync.protocol.model import Identity, Timing, initial_state
 from rolloutfleet_sync.protocol.record import Record
-from rolloutfleet_sync.protocol.view import Readiness
+from rolloutfleet_sync.protocol.summary import Readiness
 from rolloutfleet_sync.runtime import Runtime
 from rolloutfleet_sync.server import build_app
 from rolloutfleet_sync.store import StoreError, parse_record, render_document
@@ -84,6 +93,10 @@ class Fleet:
     engines: int = 2
     staging: Staging = Staging.AUTO
     pause: PauseMode = PauseMode.KEEP
+    min_ready: int = 1
+    on_failure: OnFailure = OnFailure.SERVE_OLD
+    rolling: RollingPolicy | None = None
+    """Where given, refits roll."""
 
     def __post_init__(self):
         self.clock = SkippingClock()
@@ -91,8 +104,15 @@ class Fleet:
         self.store = MemoryStatus()
         self.workers: list[FakeWorker] = []
         self.policy = RefitPolicy(
-            transport=self.transport, staging=self.staging, pause=self.pause, deadlines=self.deadlines
+            transport=self.transport,
+            staging=self.staging,
+            pause=self.pause,
+            min_ready=self.min_ready,
+            on_failure=self.on_failure,
+            deadlines=self.deadlines,
         )
+        if self.rolling is not None:
+            self.policy = self.policy.model_copy(update={"strategy": Strategy.ROLLING, "rolling": self.rolling})
         self.timing = Timing(poll=0.05, heartbeat=0.2, retry=0.02, unreachable=1.0, aborting=2.0, borrowing_retry=0.1)
         self.url = ""
 

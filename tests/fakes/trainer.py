@@ -90,23 +90,23 @@ class FakeTrainer:
         self, view: RefitView, *, until: Callable[[RefitView], bool] = lambda _: False, digest: str | None = None
     ) -> RefitView:
         """Do what the refit's views ask for until it ends or ``until`` says so."""
-        done: set[str] = set()
+        done: set[tuple[str, int]] = set()
         while view.phase not in {Phase.COMPLETE, Phase.FAILED} and not until(view):
             try:
-                if view.join is not None and "join" not in done:
-                    done.add("join")
+                if view.join is not None and ("join", view.epoch) not in done:
+                    done.add(("join", view.epoch))
                     view = await self.joined(view)
-                elif view.prepare is not None and "prepare" not in done:
-                    done.add("prepare")
+                elif view.prepare is not None and ("prepare", view.epoch) not in done:
+                    done.add(("prepare", view.epoch))
                     view = await self.prepared(view)
-                elif view.send is not None and "send" not in done:
-                    done.add("send")
+                elif view.send is not None and ("send", view.epoch) not in done:
+                    done.add(("send", view.epoch))
                     view = await self.sent(view, digest)
                 else:
                     view = await self.poll(view.refit, after=view.sequence)
             except ProblemError:
-                view = await self.poll(view.refit, wait=0)
-                if view.problem is None:
+                epoch, view = view.epoch, await self.poll(view.refit, wait=0)
+                if view.problem is None and view.epoch == epoch:
                     raise
         return view
 

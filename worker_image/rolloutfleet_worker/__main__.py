@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from rolloutfleet_worker.launcher import Launcher
-from rolloutfleet_worker.settings import SettingsError, read_settings
+from rolloutfleet_worker.settings import SettingsError, find_termination_log, read_settings
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,6 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         settings = read_settings()
     except SettingsError as error:
+        if (log := find_termination_log()) is not None:
+            log.write_text(str(error)[:4000])
         parser.exit(2, f"rolloutfleet-worker: {error}\n")
     return asyncio.run(Launcher(settings, parsed.vllm_arguments).run())
 

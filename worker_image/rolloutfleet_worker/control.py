@@ -31,7 +31,7 @@ def make_application(pod: EnginePod, token: str, live: Callable[[], str]) -> web
             return web.json_response(error.problem.model_dump(mode="json"), status=error.http_status)
 
     async def ready(_: web.Request) -> web.Response:
-        return _probe(live() or pod.fence.unready_reason())
+        return _probe(live() or pod.fence.unready_reason() or pod.fence.busy_reason())
 
     async def alive(_: web.Request) -> web.Response:
         return _probe(live())

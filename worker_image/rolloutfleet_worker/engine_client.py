@@ -29,6 +29,14 @@ class EngineClient:
         """
         return bool((await self._call("health", {}, deadline_seconds))["paused"])
 
+    async def count_serving(self, deadline_seconds: float) -> int:
+        """How many requests that generate are in flight.
+
+        Raises:
+            ProblemError: no answer in time.
+        """
+        return int((await self._call("serving", {}, deadline_seconds))["requests"])
+
     async def pause(self, mode: PauseMode, deadline_seconds: float) -> None:
         """Returns when no step of the model runs any more."""
         await self._call("pause", {"mode": mode.lower()}, deadline_seconds)

@@ -34,6 +34,15 @@ class Beside(StrEnum):
     WHOLE = "Whole"
 
 
+class Stale(StrEnum):
+    """Whether the engine may serve what it holds although the fleet has, or may have, a newer version."""
+
+    NEVER = "Never"
+    ALLOWED = "Allowed"
+    OVER = "Over"
+    """It might, and the time for it has run out: nothing but a new word of the sync job, or a commit, opens the door again."""
+
+
 @dataclass(frozen=True, slots=True)
 class Identity:
     """Which pod of which fleet this is; calls meant for another are refused."""
@@ -69,6 +78,11 @@ class Fence:
     lost: bool = False
     """The weights that would wake are of no version."""
     admitted: int | None = None
+    stale: Stale = Stale.NEVER
+    held: str = ""
+    """Why a whole engine refuses requests all the same, since a refit failed; a commit ends it."""
+    leaving: str = ""
+    """Why the pod is about to end; what it has begun it finishes, and new requests had better go elsewhere."""
     message: str = field(default="vLLM is starting")
 
     def accept(self, call: Call) -> "Fence":
@@ -109,8 +123,26 @@ class Fence:
         return replace(self, state=WorkerState.FAILED, message=message)
 
     def admit(self, version: int) -> "Fence":
-        """The fleet has committed this version; what a fleet has committed never falls."""
-        return replace(self, admitted=max(version, self.admitted or 0))
+        """The fleet has committed this version, and nothing else may be served; what a fleet has committed never falls."""
+        return replace(self, admitted=max(version, self.admitted or 0), stale=Stale.NEVER, held="")
+
+    def admit_stale(self, version: int) -> "Fence":
+        """The fleet has committed this version, or is about to commit one above it; what served until now may serve on for a while.
+
+        A permission that has run out does not come back, and an engine that refuses requests gets none.
+        """
+        serves = not self.fenced_reason()
+        return replace(
+            self.admit(version), stale=Stale.ALLOWED if serves and self.stale is not Stale.OVER else self.stale
+        )
+
+    def hold(self, reason: str) -> "Fence":
+        """Refuse requests for this reason, whole as the weights may be; an empty one lets them in."""
+        return replace(self, held=reason)
+
+    def stale_ends(self) -> "Fence":
+        """The time for which an older version might be served has run out."""
+        return replace(self, stale=Stale.OVER) if self.stale is Stale.ALLOWED else self
 
     def check_begins(self) -> "Fence":
         """A check reads where weights lie, which nothing can while they are asleep."""
@@ -118,8 +150,13 @@ class Fence:
         return self
 
     def join_begins(self) -> "Fence":
+        self._require_staying("join")
         self._require("join", _WHOLE | {WorkerState.DIRTY, WorkerState.ASLEEP})
         self._require_weights("join")
+        if self.joined:  # a call that comes twice must not take the worker out of the group that the others count on
+            raise ProblemError(
+                ProblemCode.WRONG_STATE, f"join: this worker is in the group of epoch {self.epoch} already"
+            )
         return replace(self._forgotten(), joined=False)
 
     def join_done(self) -> "Fence":
@@ -127,6 +164,7 @@ class Fence:
 
     def prepare_begins(self, *, staged: bool) -> "Fence":
         """Making ready changes no weight, but it replaces the buffer that a staged version would lie in."""
+        self._require_staying("prepare")
         self._require("prepare", _WHOLE if staged else _WHOLE | {WorkerState.DIRTY, WorkerState.ASLEEP})
         self._require_weights("prepare")
         self._require_joined()
@@ -142,6 +180,8 @@ class Fence:
 
     def receive_begins(self, version: int, *, staged: bool = False) -> "Fence":
         """Weights may change from here on; those of a staged version only beside the live ones, which go on serving."""
+        self._require_staying("receive")
+        self._require_lacking("receive", version)
         if staged:
             self._require("receive beside the live weights", _WHOLE)
         else:
@@ -292,12 +332,20 @@ class Fence:
     def lend_ended(self) -> "Fence":
         return replace(self, lending=False)
 
-    def borrow_begins(self, version: int) -> "Fence":
-        """The live weights are about to be overwritten by a peer's."""
-        self._require("borrow", {WorkerState.PAUSED, WorkerState.DIRTY})
+    def borrow_begins(self, version: int, *, staged: bool = False) -> "Fence":
+        """The live weights are about to be overwritten by a peer's, or these to arrive beside them."""
+        self._require_staying("borrow")
+        self._require_lacking("borrow", version)
+        self._require("borrow", {WorkerState.SERVING} if staged else {WorkerState.PAUSED, WorkerState.DIRTY})
         self._require_not_lending("borrow")
         self._require_nothing_beside("borrow")
+        if staged:
+            return replace(self, version_in_flight=version, beside=Beside.ARRIVING)
         return replace(self, state=WorkerState.RECEIVING, version_in_flight=version)
+
+    def staged_borrow_failed(self) -> "Fence":
+        """What has arrived beside the live weights is forgotten; they serve on, and a group that this worker is in stays."""
+        return self._forgotten()
 
     @property
     def whole(self) -> bool:
@@ -316,12 +364,20 @@ class Fence:
     @property
     def door(self) -> Door:
         """What the API server does with requests that generate."""
-        if self.unready_reason():
+        if self.fenced_reason():
             return Door.CLOSED
         return Door.HELD if self.state in _IN_FLIGHT else Door.OPEN
 
     def unready_reason(self) -> str:
-        """Why this engine must get no traffic; empty when it may. A pause within its deadline is no reason."""
+        """Why this engine must get no new traffic; empty when it may. A pause within its deadline is no reason."""
+        return self.fenced_reason() or (f"Leaving: {self.leaving}" if self.leaving else "")
+
+    def leaves(self, reason: str) -> "Fence":
+        """The pod has been told to end."""
+        return replace(self, leaving=reason)
+
+    def fenced_reason(self) -> str:
+        """Why this engine must not generate at all; empty when it may."""
         if self.state in {WorkerState.STARTING, WorkerState.DIRTY, WorkerState.FAILED}:
             return f"{self.state}: {self.message}"
         if self.asleep:
@@ -330,11 +386,27 @@ class Fence:
             return "AwaitingFirstRefit: the engine started with dummy weights and no refit has completed"
         if self.admitted is None:
             return "AwaitingAdmission: the sync job has not told this worker which version the fleet has committed"
+        if self.held:
+            return f"Held: {self.held}"
+        if self.stale is Stale.ALLOWED or (self.stale is Stale.OVER and self.state in _IN_FLIGHT):
+            return ""
+        if self.stale is Stale.OVER:
+            newer = f"version {self.admitted}" if self.admitted != self.version else "a newer version"
+            return (
+                f"Stale: holds version {self.version}, the fleet has announced {newer}, and the time in which both may serve "
+                "(spec.refit.rolling.maxStaleSeconds) is over; waits for a peer that lends it, or for the next refit"
+            )
         if self.admitted != self.version:
             return (
                 f"Stale: holds version {self.version}, the fleet has committed version {self.admitted}; "
                 "waits for the next refit"
             )
+        return ""
+
+    def busy_reason(self) -> str:
+        """Why new requests had better go to another engine although this one would keep them waiting; empty when there is no reason."""
+        if self.state in _IN_FLIGHT and self.stale is not Stale.NEVER:
+            return f"Stale: takes version {self.version_in_flight} over from a peer"
         return ""
 
     def _forgotten(self) -> "Fence":
@@ -350,6 +422,16 @@ class Fence:
                 ProblemCode.DIRTY if self.state is WorkerState.DIRTY else ProblemCode.WRONG_STATE,
                 f"{act} needs the state to be one of {', '.join(sorted(states))}, it is {self.state}{hint}",
             )
+
+    def _require_staying(self, act: str) -> None:
+        if self.leaving:
+            raise ProblemError(ProblemCode.WRONG_STATE, f"{act}: this pod is about to end: {self.leaving}")
+
+    def _require_lacking(self, act: str, version: int) -> None:
+        """A call that comes twice must not take a version apart that has been committed since."""
+        if self.holds(version):
+            message = f"{act} version {version}: this worker holds it already, whole and committed"
+            raise ProblemError(ProblemCode.STALE_VERSION, message)
 
     def _require_weights(self, act: str) -> None:
         if WakeTag.WEIGHTS in self.asleep:

@@ -19,6 +19,7 @@ from rolloutfleet.contract.worker import WorkerState
 from rolloutfleet.locality import locality
 from rolloutfleet_worker.adapter_files import ENV_ADAPTERS, private_folder
 from rolloutfleet_worker.control import make_application
+from rolloutfleet_worker.draining import drain
 from rolloutfleet_worker.engine_client import EngineClient
 from rolloutfleet_worker.engine_process import EngineProcess
 from rolloutfleet_worker.fence import Fence
@@ -88,6 +89,8 @@ class Launcher:
             stopping = asyncio.create_task(self._stop.wait(), name="stop")
             try:
                 await asyncio.wait({exited, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                if not exited.done() and not self._dead:
+                    await drain(self._pod, engine, exited, self._settings.grace_seconds - STOP_GRACE_SECONDS)
                 return await self._end(process, exited)
             finally:
                 watching.cancel()

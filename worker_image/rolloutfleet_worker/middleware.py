@@ -20,6 +20,7 @@ from typing import Any
 from rolloutfleet.contract.names import HEADER_ENGINE, HEADER_WEIGHT_VERSION
 from rolloutfleet.contract.worker import WakeTag
 from rolloutfleet_worker.adapter_files import ENV_ADAPTERS, version_folder
+from rolloutfleet_worker.core_swap import CORE_SWAP
 from rolloutfleet_worker.fence import Door
 from rolloutfleet_worker.served_adapters import ServedAdapters
 
@@ -50,6 +51,7 @@ class FleetMiddleware:
         self._version = 0
         self._moved = asyncio.Condition()
         self._adapters = ServedAdapters()
+        self._serving = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"].startswith(ENGINE_PREFIX):
@@ -73,9 +75,11 @@ class FleetMiddleware:
         if self._door is Door.OPEN:
             request = asyncio.ensure_future(self._app(scope, receive, tagged))
             closing = asyncio.ensure_future(self._await_door({Door.CLOSED}))
+            self._serving += 1
             try:
                 await asyncio.wait({request, closing}, return_when=asyncio.FIRST_COMPLETED)
             finally:
+                self._serving -= 1
                 closing.cancel()
                 if not request.done():
                     request.cancel()
@@ -109,6 +113,7 @@ class FleetMiddleware:
             return
         verbs: dict[str, Callable[[Any, dict[str, Any]], Awaitable[dict[str, Any]]]] = {
             "health": self._health,
+            "serving": self._count_serving,
             "pause": self._pause,
             "resume": self._resume,
             "reset-cache": self._reset_cache,
@@ -138,6 +143,9 @@ class FleetMiddleware:
         await engine.check_health()
         return {"paused": await engine.is_paused()}
 
+    async def _count_serving(self, _: Any, __: dict[str, Any]) -> dict[str, Any]:
+        return {"requests": self._serving}
+
     async def _pause(self, engine: Any, body: dict[str, Any]) -> dict[str, Any]:
         # AsyncLLM.pause_generation sleeps another 20 ms, in which nothing could run.
         await engine.engine_core.pause_scheduler_async(mode=body["mode"], clear_cache=False)
@@ -158,27 +166,23 @@ class FleetMiddleware:
     async def _swap(self, engine: Any, body: dict[str, Any]) -> dict[str, Any]:
         """Copies the staged version into the live weights while no step runs, and names it in answers from then on.
 
-        A scheduler that keeps its requests stops after the step in flight; the copy runs on vLLM's own thread of each rank. The cache
-        goes in the same breath: frozen requests are preempted and computed anew, so that no block of older weights is ever read. When
-        anything fails the scheduler stays stopped, for the launcher to close the door.
+        The engine's core does all of it in one call (:mod:`rolloutfleet_worker.core_swap`). When anything fails the scheduler stays
+        stopped, for the launcher to close the door.
         """
         core = engine.engine_core
-        if body["pause"]:
-            await self._pause(engine, {"mode": "keep"})
-        stopped = time.perf_counter()
-        # Sent at once: the engine's loop takes them one after another, without a round trip in between.
-        update = {"update_info": {"version": body["version"]}}
-        _, _, _, caches = await asyncio.gather(
-            core.collective_rpc_async("start_weight_update"),
-            core.collective_rpc_async("update_weights", None, (), update),
-            core.collective_rpc_async("finish_weight_update"),
-            self._reset_cache(engine, {}) if body["reset_cache"] else _nothing(),
+        # Several cores resume together, and none of them before all have swapped: one that failed would be waited for.
+        alone = engine.vllm_config.parallel_config.data_parallel_size == 1
+        began = time.perf_counter()
+        answers = await core.call_utility_all_async(
+            CORE_SWAP, body["version"], body["reset_cache"], body["pause"], body["pause"] and alone
         )
-        reset = caches.get("reset")
+        reset = all(answer["reset"] for answer in answers) if body["reset_cache"] else None
         self._version = body["version"]
+        if alone:
+            return {"reset": reset, "pause_seconds": answers[0]["pause_seconds"]}
         if body["pause"] and reset is not False:
             await core.resume_scheduler_async()
-        return {"reset": reset, "pause_seconds": time.perf_counter() - stopped}
+        return {"reset": reset, "pause_seconds": time.perf_counter() - began}
 
     async def _serve_adapter(self, state: Any, engine: Any, body: dict[str, Any]) -> dict[str, Any]:
         """Loading runs on the engine's own loop between two steps."""
@@ -214,10 +218,6 @@ class FleetMiddleware:
             self._door, self._version, self._reason = Door(body["door"]), body["version"], body["reason"]
             self._moved.notify_all()
         return {}
-
-
-async def _nothing() -> dict[str, Any]:
-    return {}
 
 
 def _is_harmless(scope: Scope) -> bool:

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from rolloutfleet.contract.adapter import HeldAdapter
-from rolloutfleet.contract.policy import PauseMode
 from rolloutfleet.contract.problems import ProblemCode, ProblemError
 from rolloutfleet.contract.worker import (
     Borrow,
@@ -19,7 +18,8 @@ from rolloutfleet.contract.worker import (
     WorkerState,
 )
 from rolloutfleet_worker.adapterverbs import AdapterVerbs
-from rolloutfleet_worker.podbase import ENGINE_CALL_SECONDS
+from rolloutfleet_worker.fence import Fence
+from rolloutfleet_worker.podbase import PAUSE_GRACE_SECONDS
 from rolloutfleet_worker.ranks import RankFailedError, RankStuckError
 from rolloutfleet_worker.reports import merge_receives
 from rolloutfleet_worker.wire import Frame
@@ -39,7 +39,7 @@ class PeerVerbs(AdapterVerbs):
         async with self._act(call):
             self.fence = self.fence.lend_begins(call.version)
             try:
-                shapes = await self._order("shape", self._ranks.every_rank({}), call.deadline_seconds)
+                shapes = await self._order("shape", self._ranks.every_rank({"room": False}), call.deadline_seconds)
                 offer = {"timeout_seconds": call.deadline_seconds}
                 rendezvous = (await self._order("offer", {0: offer}, call.deadline_seconds))[0]
             except RankFailedError as failure:
@@ -80,39 +80,56 @@ class PeerVerbs(AdapterVerbs):
         return self.report()
 
     async def borrow(self, call: Borrow) -> ReceiveReport:
-        """A serving engine is paused first, its requests aborted: whoever borrows holds a version that the fleet has left behind."""
+        """In place, a serving engine is paused first: whoever borrows holds a version that the fleet has left behind.
+
+        Beside the live weights nothing pauses, and a failure leaves the engine as it was.
+        """
         async with self._act(call):
             await self._require_shape(call)
-            if self.fence.state is WorkerState.SERVING:
-                self._hold(call.deadline_seconds)
-                await self._pause_engine(PauseMode.ABORT, ENGINE_CALL_SECONDS)
+            if self.fence.state is WorkerState.SERVING and not call.staged:
+                self._hold(call.pause_seconds + PAUSE_GRACE_SECONDS)
+                await self._pause_engine(call.pause, call.pause_seconds)
                 self.fence = self.fence.paused()
             was = self.fence
-            self.fence = was.borrow_begins(call.version)
+            self.fence = was.borrow_begins(call.version, staged=call.staged)
             self._hold(call.deadline_seconds + call.hold_seconds)
             body = {
                 "rendezvous": call.rendezvous.model_dump(mode="json"),
                 "wire": call.wire,
+                "version": call.version,
+                "staged": call.staged,
                 "timeout_seconds": call.deadline_seconds,
             }
             try:
                 await self._publish_door(self.fence)
                 answers = await self._order("borrow", self._with_adapters(body, call.adapters), call.deadline_seconds)
             except RankFailedError as failure:
-                self.fence = self.fence.receive_failed(touched=failure.touched, was=was, message=str(failure))
-                await self._publish_door(self.fence)
+                await self._borrow_failed(call, was, touched=failure.touched, message=str(failure))
                 raise self._problem(ProblemCode.TRANSFER_FAILED, str(failure)) from failure
             except ProblemError as problem:
-                self.fence = self.fence.receive_failed(touched=True, was=was, message=str(problem))
-                await self._publish_door(self.fence)
+                await self._borrow_failed(call, was, touched=True, message=str(problem))
                 raise
             self.fence = self.fence.receive_done()
-            self._note_borrowed(call.version, call.adapters)
+            if call.staged:
+                self._arrived = None  # adapters stay as they are: weights alone come beside a serving engine
+            else:
+                self._note_borrowed(call.version, call.adapters)
         return merge_receives(call.version, [answers[rank] for rank in sorted(answers)])
 
+    async def _borrow_failed(self, call: Borrow, was: Fence, *, touched: bool, message: str) -> None:
+        if call.staged:
+            self.fence = self.fence.staged_borrow_failed()
+            if self.fence.state is WorkerState.SERVING:
+                self._release_hold()
+        else:
+            self.fence = self.fence.receive_failed(touched=touched, was=was, message=message)
+        await self._publish_door(self.fence)
+
     async def _require_shape(self, call: Borrow) -> None:
+        """Before anything is paused or taken: weights of the lender's shape, and room for them where they are to lie beside."""
+        order = {"room": call.staged}
         try:
-            shapes = await self._order("shape", self._ranks.every_rank({}), call.deadline_seconds)
+            shapes = await self._order("shape", self._ranks.every_rank(order), call.deadline_seconds)
         except RankFailedError as failure:
             raise self._problem(ProblemCode.TRANSFER_FAILED, f"the weights cannot be borrowed: {failure}") from failure
         mine = _shape_of_all(shapes)
@@ -121,6 +138,14 @@ class PeerVerbs(AdapterVerbs):
                 ProblemCode.WRONG_STATE,
                 f"the lender's weights have shape {call.shape[:12]}, this engine's {mine[:12]}: names, types or shapes "
                 "of live tensors differ, so weights can only come from the trainer",
+            )
+        lacking = [(rank, shapes[rank]) for rank in sorted(shapes) if call.staged and not _has_room(shapes[rank])]
+        if lacking:
+            rank, answer = lacking[0]
+            raise self._problem(
+                ProblemCode.NO_ROOM,
+                f"local rank {rank} has no room for a second copy of its weights: {answer['copy_bytes'] / 1e9:.2f} GB, of which "
+                f"{answer['room_bytes'] / 1e9:.2f} GB are free",
             )
 
     def _with_adapters(self, body: Frame, adapters: Sequence[HeldAdapter]) -> dict[int, Frame]:
@@ -139,6 +164,10 @@ class PeerVerbs(AdapterVerbs):
             self._kill()
         finally:
             self.fence = self.fence.lend_ended()
+
+
+def _has_room(answer: Frame) -> bool:
+    return bool(answer["copy_bytes"] <= answer["room_bytes"])
 
 
 def _shape_of_all(answers: Mapping[int, Frame]) -> str:

@@ -1,4 +1,6 @@
-"""Entry point of the group ``vllm.general_plugins``: makes our transfer engine known in every vLLM process."""
+"""Entry point of the group ``vllm.general_plugins``: makes our transfer engine and our swap known in every vLLM process."""
+
+from rolloutfleet_worker import core_swap
 
 TRANSFER_BACKEND = "rolloutfleet"
 ENV_RANK_SOCKET = "ROLLOUTFLEET_RANK_SOCKET"
@@ -6,10 +8,11 @@ ENV_RANK_SOCKET = "ROLLOUTFLEET_RANK_SOCKET"
 
 
 def register() -> None:
-    """Register the transfer engine; vLLM may call this several times in one process."""
+    """Register the transfer engine and the engine core's swap; vLLM may call this several times in one process."""
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
     if TRANSFER_BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(
             TRANSFER_BACKEND, "rolloutfleet_worker.rank.engine", "FleetTransferEngine"
         )
+    core_swap.install()

@@ -57,7 +57,8 @@ class EnginePod(SleepVerbs, PeerVerbs):
 
     async def admit(self, call: Admit) -> WorkerReport:
         async with self._act(call):
-            self.fence = self.fence.admit(call.version)
+            self._admit(call.version, call.stale_seconds)
+            self.fence = self.fence.hold(call.hold)
             await self._publish_door(self.fence)
         return self.report()
 
@@ -92,7 +93,8 @@ class EnginePod(SleepVerbs, PeerVerbs):
             try:
                 answers = await self._order("join", orders, call.deadline_seconds)
             except RankFailedError as failure:
-                raise self._problem(ProblemCode.MEMBER_ABSENT, str(failure)) from failure
+                code = ProblemCode.PEER_LOST if failure.cut_off else ProblemCode.MEMBER_ABSENT
+                raise self._problem(code, str(failure)) from failure
             self.fence = self.fence.join_done()
         return JoinReport(ranks=tuple(answers[local]["rank"] for local in range(self._rank_count)))
 
@@ -109,9 +111,8 @@ class EnginePod(SleepVerbs, PeerVerbs):
             try:
                 answers = await self._order("prepare", self._ranks.every_rank(body), call.deadline_seconds)
             except RankFailedError as failure:
-                raise self._problem(
-                    ProblemCode.TRANSFER_FAILED, f"the transfer could not be prepared: {failure}"
-                ) from failure
+                code = ProblemCode.PEER_LOST if failure.cut_off else ProblemCode.TRANSFER_FAILED
+                raise self._problem(code, f"the transfer could not be prepared: {failure}") from failure
         return merge_prepares(list(answers.values()))
 
     async def pause(self, call: Pause) -> WorkerReport:
@@ -138,6 +139,7 @@ class EnginePod(SleepVerbs, PeerVerbs):
                 "manifest_digest": call.manifest_digest,
                 "version": call.version,
                 "staged": call.staged,
+                "verify": call.verify,
                 "timeout_seconds": call.deadline_seconds,
             }
             try:
@@ -145,7 +147,8 @@ class EnginePod(SleepVerbs, PeerVerbs):
                 answers = await self._order("receive", self._ranks.every_rank(body), call.deadline_seconds)
             except RankFailedError as failure:
                 await self._transfer_failed(was, touched=failure.touched and not call.staged, message=str(failure))
-                raise self._problem(ProblemCode.TRANSFER_FAILED, str(failure)) from failure
+                code = ProblemCode.PEER_LOST if failure.cut_off else ProblemCode.TRANSFER_FAILED
+                raise self._problem(code, str(failure)) from failure
             except ProblemError as problem:
                 await self._transfer_failed(was, touched=not call.staged, message=str(problem))
                 raise

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from rolloutfleet.contract.adapter import HeldAdapter
 from rolloutfleet.contract.policy import PauseMode
 from rolloutfleet.contract.problems import ProblemCode, ProblemError
 from rolloutfleet.contract.worker import Call, Locality, SleepLevel, WakeTag, WorkerReport, WorkerState
-from rolloutfleet_worker.fence import Door, Fence
+from rolloutfleet_worker.fence import Door, Fence, Stale
 from rolloutfleet_worker.ranks import ABORT_SECONDS, Ranks, RankStuckError
 from rolloutfleet_worker.wire import Frame
 
@@ -20,6 +21,8 @@ log = logging.getLogger(__name__)
 ENGINE_CALL_SECONDS = 30.0
 """How long vLLM may take to resume, to reset its cache, to move its door or to swap weights."""
 RESCUE_RETRY_SECONDS = 5.0
+GIVEN_UP_WHEN_LEAVING = ("join", "prepare", "receive", "borrow")
+"""Orders that may take long, and that others wait for."""
 PAUSE_GRACE_SECONDS = 1.0
 """How much later than vLLM's own deadline a pause is ended that did not come about, so that vLLM's reason is the one that is told."""
 
@@ -82,6 +85,14 @@ class PodBase:
         self._settled.set()
         self._hold_end: asyncio.TimerHandle | None = None
         self._rescue: asyncio.Task[None] | None = None
+        self._door_turn = asyncio.Lock()
+        """Keeps two publications of the door from overtaking each other."""
+        self._stale_end: asyncio.TimerHandle | None = None
+        self._clock: Callable[[], float] = lambda: 0.0
+        """That of the loop in which the end was set."""
+        self._closing: asyncio.Task[None] | None = None
+        self._ordered: Counter[str] = Counter()
+        """What the ranks are at, by the order's name."""
 
     def report(self) -> WorkerReport:
         fence = self.fence
@@ -99,7 +110,10 @@ class PodBase:
             version_in_flight=fence.version_in_flight,
             admitted=fence.admitted,
             staged=fence.staged,
+            held=bool(fence.held),
             lending=fence.lending,
+            leaving=bool(fence.leaving),
+            stale_seconds=self._stale_seconds(),
             vllm_version=self._ranks.described("vllm_version")[0] if up else "",
             nccl_version=self._ranks.described("nccl_version")[0] if up else "",
             devices=self._ranks.described("device") if up else (),
@@ -132,11 +146,30 @@ class PodBase:
             RankFailedError: names every rank that failed and why.
             ProblemError: DeadlineExceeded; a rank did not even obey an abort, so that the engine had to be killed.
         """
+        self._ordered[op] += 1
         try:
             return await self._ranks.order_all(op, orders, deadline_seconds)
         except RankStuckError as stuck:
             self._kill()
             raise self._problem(ProblemCode.DEADLINE_EXCEEDED, f"{stuck}; the engine is killed and restarts") from stuck
+        finally:
+            self._ordered[op] -= 1
+
+    async def leave(self, reason: str) -> None:
+        """Be Ready no more, and end a transfer under way, so that the others go on without this engine at once.
+
+        A version that is here whole is kept until it is committed or given up, and requests in flight are served.
+        """
+        self.fence = self.fence.leaves(reason)
+        if any(self._ordered[op] for op in GIVEN_UP_WHEN_LEAVING):
+            await self._end_epoch(reason)
+
+    @property
+    def owes_an_end(self) -> bool:
+        """Whether a version is here that is neither committed nor given up, so that requests may stand still for it."""
+        return (
+            self.fence.state in {WorkerState.PAUSED, WorkerState.RECEIVING, WorkerState.RECEIVED} or self.fence.staged
+        )
 
     async def _end_epoch(self, reason: str) -> None:
         """Leave the group, then settle: the door follows the fence, and a whole worker generates."""
@@ -196,9 +229,50 @@ class PodBase:
         self._release_hold()
 
     async def _publish_door(self, fence: Fence) -> None:
-        await self._engine.set_door(
-            fence.door, version=fence.version, reason=fence.unready_reason(), deadline_seconds=ENGINE_CALL_SECONDS
-        )
+        async with self._door_turn:
+            await self._engine.set_door(
+                fence.door, version=fence.version, reason=fence.unready_reason(), deadline_seconds=ENGINE_CALL_SECONDS
+            )
+
+    def _admit(self, version: int, stale_seconds: float | None) -> None:
+        """What may be served for a while only is fenced by then, whoever lives; an end that was told before is never put off."""
+        told, self._stale_end = self._stale_end, None
+        if told is not None:
+            told.cancel()
+        if stale_seconds is None:
+            self.fence = self.fence.admit(version)
+            return
+        was = self.fence.stale
+        self.fence = self.fence.admit_stale(version)
+        if self.fence.stale is Stale.ALLOWED:
+            loop = asyncio.get_running_loop()
+            self._clock = loop.time
+            until = loop.time() + stale_seconds
+            if told is not None and was is Stale.ALLOWED:
+                until = min(until, told.when())
+            self._stale_end = loop.call_at(until, self._staleness_over)
+
+    def _staleness_over(self) -> None:
+        before = self.fence
+        self.fence = before.stale_ends()
+        if self.fence is not before:
+            log.warning("version %d may not be served any longer: %s", self.fence.version, self.fence.unready_reason())
+            self._closing = asyncio.create_task(self._close_stale(), name="stale")
+
+    async def _close_stale(self) -> None:
+        """Needs no turn: whoever has it publishes the fence as it is from now on."""
+        try:
+            await self._publish_door(self.fence)
+        except ProblemError:
+            log.exception(
+                "the door could not be closed for a version that is too old; the engine is killed and restarts"
+            )
+            self._kill()
+
+    def _stale_seconds(self) -> float | None:
+        if self.fence.stale is Stale.ALLOWED and self._stale_end is not None:
+            return max(self._stale_end.when() - self._clock(), 0.0)
+        return 0.0 if self.fence.stale is Stale.OVER else None
 
     def _hold(self, seconds: float) -> None:
         """A sync job that vanished must not leave an engine paused, or a version staged, for ever: after this long that ends by itself."""

@@ -15,11 +15,16 @@ ABORT_SECONDS = 10.0
 
 
 class RankFailedError(Exception):
-    """An order failed on at least one rank; ``touched`` says whether any live weight may have changed."""
+    """An order failed on at least one rank.
 
-    def __init__(self, message: str, *, touched: bool) -> None:
+    ``touched`` says whether any live weight may have changed, ``cut_off`` that every rank which failed is sound itself and was cut off
+    by another party of its group.
+    """
+
+    def __init__(self, message: str, *, touched: bool, cut_off: bool = False) -> None:
         super().__init__(message)
         self.touched = touched
+        self.cut_off = cut_off
 
 
 class RankStuckError(Exception):
@@ -92,7 +97,9 @@ class Ranks:
             reasons = [f"{op} did not end within {deadline_seconds:g} s"] if late else []
             reasons += [str(answer["message"]) for _, answer in sorted(failed.items())]
             touched = len(failed) < len(results) or any(answer["touched"] for answer in failed.values())
-            raise RankFailedError("; ".join(reasons), touched=touched)
+            raise RankFailedError(
+                "; ".join(reasons), touched=touched, cut_off=all(answer["cut_off"] for answer in failed.values())
+            )
         return {rank: answer["body"] for rank, answer in results.items()}
 
     async def abort_all(self) -> None:
@@ -178,4 +185,4 @@ class Ranks:
 
 
 def _gone(rank: int) -> Frame:
-    return {"ok": False, "message": f"the process of local rank {rank} has ended", "touched": True}
+    return {"ok": False, "message": f"the process of local rank {rank} has ended", "touched": True, "cut_off": False}

@@ -8,6 +8,7 @@ from uuid import uuid4
 
 from rolloutfleet.contract import names
 from rolloutfleet_worker.fence import Identity
+from rolloutfleet_worker.virtual_gpu import PRELOAD_FILE, find_virtual_gpu
 
 _FORBIDDEN = {
     "VLLM_SERVER_DEV_MODE": "its routes pause, resume and change the engine behind the sync job's back",
@@ -36,9 +37,11 @@ class Settings:
     generation_port: int
     control_port: int
     termination_log: Path | None
+    grace_seconds: int
+    """How long after the order to end the kubelet waits; 0 where nobody routes requests here, so that none is waited for."""
 
 
-def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
+def read_settings(environment: Mapping[str, str] = os.environ, preload: Path = PRELOAD_FILE) -> Settings:
     """Settings from environment variables.
 
     Raises:
@@ -51,13 +54,14 @@ def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
     token_file = Path(environment.get(names.ENV_TOKEN_FILE, names.TOKEN_FILE))
     token = token_file.read_text().strip() if token_file.is_file() else ""
     faults += [f"{name} is set; {reason}" for name, reason in _FORBIDDEN.items() if environment.get(name, "0") != "0"]
+    faults += filter(None, [find_virtual_gpu(environment, preload)])
     if not token:
         faults.append(f"{names.ENV_TOKEN_FILE} names {token_file}, which holds no token")
     generation_port = _whole_number(environment, "ROLLOUTFLEET_GENERATION_PORT", names.GENERATION_PORT, faults)
+    grace = _whole_number(environment, names.ENV_GRACE_SECONDS, 0, faults)
     control_port = _whole_number(environment, "ROLLOUTFLEET_CONTROL_PORT", names.WORKER_CONTROL_PORT, faults)
     if faults:
         raise SettingsError("; ".join(faults))
-    termination_log = Path(environment.get("ROLLOUTFLEET_TERMINATION_LOG", "/dev/termination-log"))
     return Settings(
         identity=Identity(
             fleet=environment[names.ENV_FLEET],
@@ -73,8 +77,15 @@ def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
         await_first_refit=environment.get(names.ENV_AWAIT_FIRST_REFIT, "").lower() == "true",
         generation_port=generation_port,
         control_port=control_port,
-        termination_log=termination_log if termination_log.exists() else None,
+        termination_log=find_termination_log(environment),
+        grace_seconds=grace,
     )
+
+
+def find_termination_log(environment: Mapping[str, str] = os.environ) -> Path | None:
+    """The file whose content the kubelet shows when the container has ended; None outside of a cluster."""
+    path = Path(environment.get("ROLLOUTFLEET_TERMINATION_LOG", "/dev/termination-log"))
+    return path if path.exists() else None
 
 
 def _whole_number(environment: Mapping[str, str], name: str, default: int, faults: list[str]) -> int:

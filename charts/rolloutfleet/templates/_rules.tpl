@@ -39,7 +39,7 @@
   verbs: [get, patch]
 - apiGroups: [rolloutfleet.io]
   resources: [weightsyncs]
-  verbs: [create, get, list, patch, watch]
+  verbs: [create, delete, get, list, patch, watch]
 - apiGroups: [rolloutfleet.io]
   resources: [weightsyncs/status]
   verbs: [get, patch]

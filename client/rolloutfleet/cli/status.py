@@ -13,16 +13,25 @@ from rich.text import Text
 
 from rolloutfleet.cli.arguments import Options
 from rolloutfleet.cli.cluster import Cluster, FleetObjects
+from rolloutfleet.cli.failure import Failure
+from rolloutfleet.cli.live import draw_view, open_channel
 from rolloutfleet.cli.summary import summarize_fleet
 from rolloutfleet.cli.table import draw_fleet, draw_list
+from rolloutfleet.contract.history import RefitHistory
+from rolloutfleet.contract.trainer import FleetView
+from rolloutfleet.errors import RolloutFleetError
 
 _WATCH_SECONDS: Final = 2.0
+_LIVE_SECONDS: Final = 0.5
 
 
 def show_status(options: Options) -> None:
     """Prints what was asked for; Failure when it cannot be had."""
-    cluster = Cluster(options)
     console = Console()
+    if options.url is not None:
+        _show_live(options, console)
+        return
+    cluster = Cluster(options)
     if options.watch:
         with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
             while True:
@@ -33,6 +42,27 @@ def show_status(options: Options) -> None:
         console.print(_draw(found, options))
     else:
         print(render_objects(found, options.output), end="")
+
+
+def _show_live(options: Options, console: Console) -> None:
+    """The fleet as its sync job sees it, once or again and again."""
+    with open_channel(options) as channel:
+
+        def look() -> RenderableType:
+            try:
+                view = channel.get("fleet", FleetView)
+                refits = channel.get("history", RefitHistory).refits
+            except RolloutFleetError as error:
+                raise Failure(str(error)) from error
+            return draw_view(view, refits[-1] if refits else None, datetime.now(UTC))
+
+        if not options.watch:
+            console.print(look())
+            return
+        with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
+            while True:
+                live.update(look(), refresh=True)
+                time.sleep(_LIVE_SECONDS)
 
 
 def render_objects(found: Sequence[FleetObjects], output: str) -> str:
@@ -57,4 +87,4 @@ def _draw(found: Sequence[FleetObjects], options: Options) -> RenderableType:
         return Text("No fleets found. Make one with: kubectl apply -f quickstart.yaml")
     if options.fleet is None:
         return draw_list(summaries)
-    return Group(*(draw_fleet(summary) for summary in summaries))
+    return Group(*(draw_fleet(summary, now) for summary in summaries))

@@ -1,11 +1,12 @@
 """What a terminal shows of a fleet, taken from its objects; the time is passed in."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from rolloutfleet.cli.cluster import FleetObjects, Object
+from rolloutfleet.contract.history import Gap, RefitAttempt, RefitProgress
 from rolloutfleet.contract.names import GROUP
 from rolloutfleet.contract.trainer import Phase
 
@@ -39,6 +40,10 @@ class PodLine:
     state: str
     restarts: int
     age: str
+    version: str = ""
+    """What it holds; empty for what is no engine, or while nobody has said so."""
+    problem: str = ""
+    """Why it does not hold the committed version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,8 @@ class RefitLine:
     detours: tuple[str, ...]
     """What went through vLLM's loader."""
     slowest: str
+    slowest_lag_seconds: float
+    attempts: tuple[RefitAttempt, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +97,8 @@ class FleetSummary:
     last_refit: RefitLine | None
     generation: str
     sync: str
+    progress: RefitProgress | None = None
+    gaps: tuple[Gap, ...] = ()
 
     @property
     def ready_condition(self) -> ConditionLine | None:
@@ -103,6 +112,11 @@ def summarize_fleet(objects: FleetObjects, now: datetime) -> FleetSummary:
     weights, endpoints = status.get("weights") or {}, status.get("endpoints") or {}
     sync = _active_status(objects.weight_syncs)
     pods = objects.pods or ()
+    behind = {line["member"]: line for line in sync.get("behind") or ()}
+    counted = sync.get("members") or {}
+    # The list is bounded: with more engines behind than it holds, only those on it are known.
+    whole = counted.get("total", 0) - counted.get("admitted", 0) <= len(behind)
+    committed = str(sync.get("version", 0)) if counted and whole else ""
     return FleetSummary(
         name=fleet["metadata"]["name"],
         namespace=fleet["metadata"]["namespace"],
@@ -117,13 +131,29 @@ def summarize_fleet(objects: FleetObjects, now: datetime) -> FleetSummary:
         conditions=tuple(_condition(condition, now) for condition in status.get("conditions", [])),
         phase=sync.get("phase") or "",
         trainer=(sync.get("session") or {}).get("trainer", ""),
-        engines=tuple(sorted((_pod(pod, now) for pod in pods if _engine(pod) is not None), key=_engine_order)),
+        engines=tuple(
+            sorted(
+                (_with_weights(_pod(pod, now), behind, committed) for pod in pods if _engine(pod) is not None),
+                key=_engine_order,
+            )
+        ),
         others=tuple(_pod(pod, now) for pod in pods if _engine(pod) is None),
         pods_visible=objects.pods is not None,
         last_refit=_refit(sync.get("lastRefit") or weights.get("lastRefit"), now),
         generation=endpoints.get("generation", ""),
         sync=endpoints.get("sync", ""),
+        progress=RefitProgress.model_validate(sync["refit"]) if sync.get("refit") else None,
+        gaps=tuple(Gap.model_validate(gap) for gap in sync.get("gaps") or ()),
     )
+
+
+def _with_weights(line: PodLine, behind: Mapping[str, Mapping[str, Any]], committed: str) -> PodLine:
+    """The line with what the sync job says of the engine's weights."""
+    lag = behind.get(line.pod)
+    if lag is None:
+        return replace(line, version=committed if line.ready else "")
+    said = f"{lag.get('state', '')}: {lag.get('message', '')}"
+    return replace(line, version=str(lag.get("version", 0)), problem=said.strip(": "))
 
 
 def show_age(since: str | None, now: datetime) -> str:
@@ -232,4 +262,6 @@ def _refit(refit: Mapping[str, Any] | None, now: datetime) -> RefitLine | None:
         staged=refit.get("staged", False),
         detours=tuple(refit.get("detours") or ()),
         slowest=refit.get("slowest", ""),
+        slowest_lag_seconds=refit.get("slowestLagSeconds", 0.0),
+        attempts=tuple(RefitAttempt.model_validate(attempt) for attempt in refit.get("attempts") or ()),
     )

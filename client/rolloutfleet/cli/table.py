@@ -1,11 +1,13 @@
 """Draws summaries of fleets for a terminal."""
 
 from collections.abc import Sequence
+from datetime import datetime
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from rolloutfleet.cli.live import draw_gaps, draw_progress
 from rolloutfleet.cli.summary import FleetSummary, PodLine, RefitLine
 
 BAR_CELLS = 32
@@ -30,7 +32,7 @@ def draw_list(fleets: Sequence[FleetSummary]) -> RenderableType:
     return table
 
 
-def draw_fleet(fleet: FleetSummary) -> RenderableType:
+def draw_fleet(fleet: FleetSummary, now: datetime) -> RenderableType:
     """All about one fleet."""
     parts: list[RenderableType] = [_heading(fleet), Text()]
     if fleet.conditions:
@@ -41,7 +43,7 @@ def draw_fleet(fleet: FleetSummary) -> RenderableType:
         parts += [conditions, Text()]
     else:
         parts += [Text("The operator has not reported on this fleet yet; is it running?", style="yellow"), Text()]
-    parts += [_draw_pods(fleet), Text(), _draw_weights(fleet)]
+    parts += [_draw_pods(fleet), Text(), _draw_weights(fleet, now)]
     return Group(*parts)
 
 
@@ -58,7 +60,7 @@ def _draw_pods(fleet: FleetSummary) -> RenderableType:
         return Text("You may not list pods here, so engines are not shown.", style="yellow")
     if not fleet.engines and not fleet.others:
         return Text("No pods yet." if fleet.wanted else "No pods: the fleet wants no engines.", style="dim")
-    table = _table("ENGINE", "POD", "NODE", "READY", "STATE", "RESTARTS", "AGE")
+    table = _table("ENGINE", "POD", "NODE", "READY", "STATE", "VERSION", "RESTARTS", "AGE", "PROBLEM")
     for line in (*fleet.engines, *fleet.others):
         table.add_row(*_pod_cells(line))
     return table
@@ -66,10 +68,11 @@ def _draw_pods(fleet: FleetSummary) -> RenderableType:
 
 def _pod_cells(line: PodLine) -> tuple[RenderableType, ...]:
     ready = _verdict("True" if line.ready else "False", good=line.ready)
-    return line.engine or "sync", line.pod, line.node, ready, line.state, str(line.restarts), line.age
+    cells = (line.engine or "sync", line.pod, line.node, ready, line.state, line.version or "-", str(line.restarts))
+    return (*cells, line.age, line.problem)
 
 
-def _draw_weights(fleet: FleetSummary) -> RenderableType:
+def _draw_weights(fleet: FleetSummary, now: datetime) -> RenderableType:
     text = Text("weights ", style="bold")
     text.append(f"version {_weights(fleet)}, epoch {fleet.epoch}", style="not bold")
     if fleet.skew:
@@ -77,14 +80,19 @@ def _draw_weights(fleet: FleetSummary) -> RenderableType:
     text.append(f"\nsync    {fleet.phase or 'no report'}", style="not bold")
     if fleet.trainer:
         text.append(f", held by trainer {fleet.trainer}", style="not bold")
+    parts: list[RenderableType] = [text]
+    if fleet.progress is not None:
+        parts.append(draw_progress(fleet.progress, now))
+    parts += draw_gaps(fleet.gaps)
     if fleet.last_refit is None:
-        text.append("\nrefit   none yet", style="not bold dim")
-        return text
-    return Group(text, *_draw_refit(fleet.last_refit))
+        parts.append(Text("last    none yet", style="dim"))
+    else:
+        parts += _draw_refit(fleet.last_refit)
+    return Group(*parts)
 
 
 def _draw_refit(refit: RefitLine) -> list[RenderableType]:
-    line = Text("refit   ", style="bold")
+    line = Text("last    ", style="bold")
     failed = refit.outcome == "Failed"
     ago = f", {refit.age} ago" if refit.age != "-" else ""
     line.append(f"{refit.outcome or 'Unknown'}", style="not bold red" if failed else "not bold green")
@@ -113,7 +121,12 @@ def _how(refit: RefitLine) -> list[str]:
     """How the weights travelled, in sentences."""
     how = [f"{refit.reason or refit.transport}{' (staged)' if refit.staged else ''}"] if refit.transport else []
     how += [f"through vLLM's loader: {detour}" for detour in refit.detours]
-    how += [f"last to have it: {refit.slowest}"] if refit.slowest else []
+    lag = f", {refit.slowest_lag_seconds:.3f} s after the middle one" if refit.slowest_lag_seconds else ""
+    how += [f"last to have it: {refit.slowest}{lag}"] if refit.slowest else []
+    how += [
+        f"attempt {number} lost {', '.join(attempt.lost)} in {attempt.phase}: {attempt.why}"
+        for number, attempt in enumerate(refit.attempts, start=1)
+    ]
     return how
 
 
@@ -128,5 +141,5 @@ def _verdict(status: str, *, good: bool) -> Text:
 def _table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for column in columns:
-        table.add_column(column, overflow="fold", no_wrap=column not in {"MESSAGE", "WHY", "MODEL"})
+        table.add_column(column, overflow="fold", no_wrap=column not in {"MESSAGE", "WHY", "MODEL", "PROBLEM"})
     return table

@@ -17,6 +17,10 @@ class Member(BaseModel):
     pod_uid: str
     address: str = Field(description="address is the pod's IP address, empty until it has one.")
     ranks: int = Field(ge=1, description="ranks is the number of worker processes in the pod.")
+    leaving: bool = Field(
+        default=False,
+        description="leaving says that the pod serves still and is about to go: nobody waits for it any more.",
+    )
 
 
 class Roster(BaseModel):
@@ -26,7 +30,14 @@ class Roster(BaseModel):
 
     fleet: str
     fleet_uid: str
-    engines: int = Field(ge=0, description="engines is the number of engines that the fleet should have.")
+    engines: int = Field(
+        ge=0,
+        description="engines is the number of engines that the fleet should have, those that are retired not counted.",
+    )
+    retired: tuple[int, ...] = Field(
+        default=(),
+        description="retired are the engines that failed too often; none has a member, and nobody waits for them.",
+    )
     members: tuple[Member, ...] = ()
 
     @model_validator(mode="after")
@@ -35,3 +46,9 @@ class Roster(BaseModel):
         if repeated:
             raise ValueError(f"roster of fleet {self.fleet} holds more than one member for engines {repeated}")
         return self
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Engines that should have a member and have none."""
+        there = {member.engine for member in self.members} | set(self.retired)
+        return tuple(engine for engine in range(self.engines + len(self.retired)) if engine not in there)

@@ -64,6 +64,67 @@ class CachePolicy(StrEnum):
     KEEP = "Keep"
 
 
+class Strategy(StrEnum):
+    """How many engines take a version in the refit itself."""
+
+    ALL_AT_ONCE = "AllAtOnce"
+    """Every engine, from the trainer."""
+    ROLLING = "Rolling"
+    """A first wave, from the trainer; the other engines serve on, and take the version over from those that have it."""
+
+
+class RollingPolicy(BaseModel):
+    """Bounds of a refit that goes through the fleet in waves."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True)
+
+    max_unavailable: int = Field(
+        1,
+        ge=1,
+        le=65536,
+        description="maxUnavailable is how many engines may be out of service at a time. One that is gone or broken for another "
+        "reason counts too, until half of maxStaleSeconds has passed: from then on one engine at a time is refitted all the same. "
+        "It is also the size of the wave that the trainer sends to. An engine with room for a second copy of its weights takes "
+        "the version over while it serves and is never out of service.",
+    )
+    max_stale_seconds: int = Field(
+        300,
+        ge=1,
+        le=86400,
+        description="maxStaleSeconds is how long after a version was published an engine may go on serving the one before; then "
+        "it refuses requests until it has the new one.",
+    )
+
+
+class OnFailure(StrEnum):
+    """What engines that are whole do after a refit that failed."""
+
+    SERVE_OLD = "ServeOld"
+    """They serve the committed version on."""
+    HOLD = "Hold"
+    """They refuse requests until a refit completes or somebody releases them; their weights stay as they are."""
+
+
+class Verify(StrEnum):
+    """How it is proved, before a version is committed, that an engine holds it."""
+
+    BYTES = "Bytes"
+    """What each rank holds has the digest of what the trainer sent."""
+    FULL = "Full"
+    """And what it computes with is what a fresh load of that version through vLLM's own loaders gives."""
+
+
+class LateJoin(StrEnum):
+    """Where an engine that lacks the committed version gets it between refits."""
+
+    PEER = "Peer"
+    """Out of the memory of an engine that serves it."""
+    CHECKPOINT = "Checkpoint"
+    """The same, and where no engine can lend it, from the checkpoint that the version came from."""
+    WAIT = "Wait"
+    """Nowhere: it waits for the next refit."""
+
+
 class RefitDeadlines(BaseModel):
     """Seconds that each phase of a refit may take before it is aborted."""
 
@@ -71,6 +132,13 @@ class RefitDeadlines(BaseModel):
 
     forming_seconds: int = Field(
         120, ge=1, le=86400, description="formingSeconds bounds the time until every member has joined the group."
+    )
+    absent_seconds: int = Field(
+        10,
+        ge=0,
+        le=86400,
+        description="absentSeconds is how long a refit that could begin, since minReady engines are there, still waits for the "
+        "others. Those left behind take the version over from a peer afterwards.",
     )
     preparing_seconds: int = Field(
         120,
@@ -104,4 +172,12 @@ class RefitPolicy(BaseModel):
     staging: Staging = Staging.AUTO
     pause: PauseMode = PauseMode.KEEP
     cache: CachePolicy = CachePolicy.RESET
+    min_ready: int = Field(1, ge=1)
+    """The fewest engines with which a refit begins, or goes on when others are lost."""
+    on_failure: OnFailure = OnFailure.SERVE_OLD
+    strategy: Strategy = Strategy.ALL_AT_ONCE
+    rolling: RollingPolicy = Field(default_factory=RollingPolicy)
+    """Counts where the strategy is Rolling."""
+    verify: Verify = Verify.BYTES
+    late_join: LateJoin = LateJoin.PEER
     deadlines: RefitDeadlines = Field(default_factory=RefitDeadlines)

@@ -27,10 +27,13 @@ class ProblemCode(StrEnum):
     MEMBER_ABSENT = "MemberAbsent"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     TRANSFER_FAILED = "TransferFailed"
+    PEER_LOST = "PeerLost"
+    """Whoever says so was cut off by another party: its own part was sound."""
     DIGEST_MISMATCH = "DigestMismatch"
     CACHE_NOT_RESET = "CacheNotReset"
     ENGINE_FAILED = "EngineFailed"
     DIRTY = "Dirty"
+    NO_ROOM = "NoRoom"
 
 
 class Problem(BaseModel):
@@ -57,6 +60,7 @@ class ProblemError(Exception):
         ProblemCode.DEADLINE_EXCEEDED: 504,
         ProblemCode.ENGINE_FAILED: 500,
         ProblemCode.TRANSFER_FAILED: 500,
+        ProblemCode.PEER_LOST: 500,
     }
 
     def __init__(self, code: ProblemCode, message: str, *, phase: str = "", member: str = "") -> None:

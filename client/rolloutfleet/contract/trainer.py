@@ -4,6 +4,7 @@ Routes, all below ``/rolloutfleet/v1``, all with the fleet's bearer token:
 
 =========  ==============================================  ==================================================================
 GET        ``fleet``                                       :class:`FleetView`
+GET        ``history``                                     :class:`~rolloutfleet.contract.history.RefitHistory`
 POST       ``sessions``                                    :class:`OpenSession` -> :class:`SessionView`
 POST       ``sessions/{session}/renew``                    -> :class:`SessionView`
 DELETE     ``sessions/{session}``                          leave; the group is torn down
@@ -16,10 +17,16 @@ POST       ``refits/{refit}/failed``                       :class:`TrainerFailed
 POST       ``cache/reset``                                 -> :class:`CacheResetView`
 POST       ``sleep``                                       :class:`SleepFleet` -> :class:`FleetView`, when every engine sleeps
 POST       ``wake``                                        :class:`WakeFleet` -> :class:`FleetView`, when every engine is awake
+POST       ``release``                                     -> :class:`FleetView`; held engines serve the committed version again
 =========  ==============================================  ==================================================================
 
 A trainer renews its session at least every third of ``lease_seconds``; any call of the session renews it too. When the lease ends the
-refit in flight is aborted and the group torn down. Failures answer with :class:`~rolloutfleet.contract.problems.Problem`.
+refit in flight is aborted and the group torn down.
+
+A refit that loses a member before its version is decided is attempted again without it, under a higher epoch: :attr:`RefitView.attempt`
+rises, ``join`` is ordered anew, and what was ordered in the attempt before is over, whether or not the trainer saw it end.
+
+Failures answer with :class:`~rolloutfleet.contract.problems.Problem`.
 """
 
 from enum import StrEnum
@@ -28,10 +35,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from rolloutfleet.contract.adapter import AdapterSpec
+from rolloutfleet.contract.history import Gap, RefitProgress
 from rolloutfleet.contract.manifest import Manifest
 from rolloutfleet.contract.names import CONTRACT_VERSION
 from rolloutfleet.contract.policy import Transport, Wire
-from rolloutfleet.contract.problems import Problem
+from rolloutfleet.contract.problems import Problem, ProblemCode
 from rolloutfleet.contract.worker import Locality, Rendezvous, SleepLevel, WakeTag, WorkerState
 
 
@@ -53,6 +61,8 @@ class Phase(StrEnum):
     RESUMING = "Resuming"
     COMPLETE = "Complete"
     ABORTING = "Aborting"
+    REFORMING = "Reforming"
+    """The group forms again without the members that the attempt before has lost."""
     FAILED = "Failed"
 
 
@@ -66,6 +76,7 @@ class MemberView(_Message):
     state: WorkerState
     version: int
     ranks: int
+    epoch: int = 0
     adapters: dict[str, int] = Field(default_factory=dict)
     """By name of each adapter that it serves, the version that brought it."""
     message: str = ""
@@ -83,12 +94,18 @@ class FleetView(_Message):
     phase: Phase
     epoch: int
     version: int
+    held: str = ""
+    """Why whole engines are held back from serving after a refit that failed; empty while they are not."""
     transport: Transport
     engines: int
     """How many engines the fleet should have; ``members`` may hold fewer."""
     members: tuple[MemberView, ...]
     endpoints: tuple[str, ...]
     """Base URLs of the engines that hold the committed version and are Ready, by engine."""
+    progress: RefitProgress | None = None
+    """The refit under way; told by the route ``fleet`` alone, as are the gaps."""
+    gaps: tuple[Gap, ...] = ()
+    """Why a group that forms is not whole, and which variables differ between engines."""
 
 
 class OpenSession(_Message):
@@ -126,6 +143,9 @@ class RequestRefit(_Message):
     manifest: Manifest
     adapter: AdapterSpec | None = None
     """The tensors are an adapter's: the version is the base weights of the one before with this adapter on top."""
+    repair: bool = False
+    """The version is the committed one, sent again for the engines that lack it; those that serve it are left alone. The sender answers
+    for its being the same weights."""
 
 
 class TrainerJoin(_Message):
@@ -155,8 +175,28 @@ class TrainerSend(_Message):
     deadline_seconds: float
 
 
+class LostMember(_Message):
+    """An engine that an attempt of a refit went on without."""
+
+    pod_name: str
+    phase: str
+    """Where the attempt stood."""
+    code: ProblemCode
+    message: str
+
+
+class Attempt(_Message):
+    """An attempt of a refit that lost members and was made again without them."""
+
+    attempt: int
+    epoch: int
+    lost: tuple[LostMember, ...]
+    seconds: dict[str, float]
+    """Wall seconds by phase, up to the time when every survivor was free again."""
+
+
 class RefitResult(_Message):
-    """A refit that every engine has committed."""
+    """A refit that every engine of its last attempt has committed."""
 
     version: int
     epoch: int
@@ -180,6 +220,8 @@ class RefitResult(_Message):
     """What went through vLLM's loader, and why; at most eight sentences."""
     slowest: str = ""
     """The pod and local rank that was last to have the version."""
+    attempts: tuple[Attempt, ...] = ()
+    """Those before the one that completed; their seconds count in ``seconds`` too."""
 
 
 class RefitView(_Message):
@@ -189,6 +231,7 @@ class RefitView(_Message):
     version: int
     epoch: int
     phase: Phase
+    attempt: int = 1
     sequence: int
     """Rises with each change; pass it as ``after`` to wait for the next."""
     waiting_for: tuple[str, ...] = ()
@@ -223,10 +266,15 @@ class TrainerSent(_Message):
 
 
 class TrainerFailed(_Message):
-    """The trainer cannot go on; the refit is aborted."""
+    """The trainer cannot go on in this epoch; the attempt is aborted."""
 
     epoch: int
+    """0 gives the refit up, whatever its epoch."""
     message: str
+    peer_lost: bool = False
+    """The trainer itself is sound: it was cut off by another party, and can join another group."""
+    lost_ranks: tuple[int, ...] = ()
+    """Ranks whose connection to the trainer ended without a word, so that their processes are probably gone."""
 
 
 class SleepFleet(_Message):

@@ -37,7 +37,7 @@ from pydantic.alias_generators import to_camel
 from rolloutfleet.contract.adapter import AdapterSpec, HeldAdapter
 from rolloutfleet.contract.manifest import Manifest, ManifestFaults
 from rolloutfleet.contract.names import CONTRACT_VERSION
-from rolloutfleet.contract.policy import CachePolicy, PauseMode, Transport, Wire
+from rolloutfleet.contract.policy import CachePolicy, PauseMode, Transport, Verify, Wire
 
 
 class _Message(BaseModel):
@@ -99,9 +99,14 @@ class Call(_Message):
 
 
 class Admit(Call):
-    """Tells the worker which version the fleet has committed; it is Ready only while it holds that one."""
+    """Tells the worker which version the fleet has committed; it is Ready only while it holds that one, or while it may be stale."""
 
     version: int = Field(ge=0)
+    stale_seconds: float | None = Field(default=None, gt=0)
+    """How long the worker may serve what it holds although the fleet has committed, or is about to commit, a newer version. A worker
+    that is told so repeatedly keeps the earliest end, and ends it by itself. None takes the permission back."""
+    hold: str = Field(default="", max_length=2000)
+    """Why a whole worker refuses requests all the same; empty lets it serve. A commit of a version ends it."""
 
 
 class Check(Call):
@@ -163,6 +168,8 @@ class Receive(Call):
     version: int = Field(ge=1)
     manifest_digest: str
     staged: bool = False
+    verify: Verify = Verify.BYTES
+    """Full has every rank load the version once more into a fresh model, and compare. Never with ``staged``."""
     deadline_seconds: float = Field(gt=0)
     hold_seconds: float = Field(gt=0)
     """How long after the deadline the worker keeps a received version while it is verified, paused for and committed; then it is dirty,
@@ -246,6 +253,13 @@ class Borrow(Call):
     """The lender's :attr:`LendReport.shape`."""
     adapters: tuple[HeldAdapter, ...] = ()
     """The lender's :attr:`LendReport.adapters`: the borrower serves these and no others once it has committed."""
+    staged: bool = False
+    """Take the weights beside the live ones, while the engine serves; refused with NoRoom where they do not fit. Adapters stay as they
+    are, so this is for a borrower that has the lender's already."""
+    pause: PauseMode = PauseMode.ABORT
+    """What becomes of requests in flight where a serving engine takes them in place."""
+    pause_seconds: float = Field(default=30.0, gt=0)
+    """How long that pause may take to come about."""
     deadline_seconds: float = Field(gt=0)
     hold_seconds: float = Field(gt=0)
 
@@ -302,6 +316,18 @@ class WorkerReport(_Message):
     staged: bool = Field(
         default=False,
         description="staged says that the version in flight lies beside the live weights, which still serve.",
+    )
+    stale_seconds: float | None = Field(
+        default=None,
+        description="staleSeconds is how much longer it may serve a version that is not the fleet's newest; None where it has no such "
+        "permission, 0 once that has run out.",
+    )
+    held: bool = Field(
+        default=False,
+        description="held says that this engine refuses requests because a refit failed, whole as it may be.",
+    )
+    leaving: bool = Field(
+        default=False, description="leaving says that the pod has been told to end, and finishes what it has begun."
     )
     lending: bool = Field(
         default=False, description="lending says that a peer takes this engine's weights, or that it listens for one."

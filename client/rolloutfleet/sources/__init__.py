@@ -1,12 +1,24 @@
-"""Weights as a trainer keeps them: whole, sharded by FSDP2, or sharded by a table; importing this loads no torch."""
+"""Weights as a trainer keeps them: whole, sharded by FSDP2 or by a table, or in a checkpoint; importing this loads no torch."""
 
 from typing import Any
 
+from rolloutfleet.sources.checkpoint import Checkpoint, open_checkpoint
 from rolloutfleet.sources.named import NamedTensors
+from rolloutfleet.sources.safetensors import CheckpointError
 from rolloutfleet.sources.sharded import Shard, ShardedTensors
 from rolloutfleet.sources.source import Span, WeightSource
 
-__all__ = ["NamedTensors", "Shard", "ShardedTensors", "Span", "WeightSource", "source_of"]
+__all__ = [
+    "Checkpoint",
+    "CheckpointError",
+    "NamedTensors",
+    "Shard",
+    "ShardedTensors",
+    "Span",
+    "WeightSource",
+    "open_checkpoint",
+    "source_of",
+]
 
 
 def source_of(tensors: Any, *, team: bool) -> WeightSource:

@@ -11,6 +11,7 @@ from rolloutfleet.contract.manifest import Manifest
 from rolloutfleet.contract.trainer import RefitResult
 from rolloutfleet.contract.worker import Rendezvous
 from rolloutfleet.errors import DeadlineExceeded, InvalidRequest, TeamLost
+from rolloutfleet.rank import Order
 from rolloutfleet.sources.merging import merge_manifests
 from rolloutfleet.team.links import Leader
 from rolloutfleet.team.messages import (
@@ -23,7 +24,6 @@ from rolloutfleet.team.messages import (
     Here,
     Loaded,
     Message,
-    Order,
     Ready,
     Stop,
     describe,
@@ -49,11 +49,18 @@ class Crew:
         self._done: set[tuple[int, str, int]] = set()
         self._change = threading.Condition()
         self._failure: Exception | None = None
+        self._epoch = 0
+        """Of the order that was given last in this attempt."""
 
     @property
     def ranks(self) -> int:
         """Ranks of the team, this one included."""
         return self._leader.ranks
+
+    @property
+    def failure(self) -> Exception | None:
+        """What the first rank that failed in this attempt has raised; :meth:`watch` has told of it."""
+        return self._failure
 
     def agree(self, timeout: float) -> None:
         """Returns once every other rank has called ``connect`` and found its token."""
@@ -89,9 +96,13 @@ class Crew:
     def open_round(self) -> None:
         """Begins a refit: what ranks still say of the former one is dropped."""
         self._round += 1
+        self.open_attempt()
+
+    def open_attempt(self) -> None:
+        """Begins an attempt of the refit, which has an epoch of its own: how ranks fared in the one before does not matter any more."""
         with self._change:
             self._done.clear()
-            self._failure = None
+            self._failure, self._epoch = self._lost, 0
 
     def begin(self, session: str, rendezvous: Rendezvous, manifest: Manifest, digest: str, deadline: float) -> bool:
         """Whether a rank holds other parts of this manifest than it told the session's workers before, once all have looked."""
@@ -109,8 +120,9 @@ class Crew:
             )
         return any(loaded.moved for _, loaded in self._answers(Loaded, deadline, "look at its tensors"))
 
-    def watch(self, on_failure: Callable[[str], None]) -> Callable[[], None]:
-        """Notes what the ranks have done, and calls ``on_failure`` for the first one that fails, until the result is called."""
+    def watch(self, on_failure: Callable[[Failure | TeamLost, str], None]) -> Callable[[], None]:
+        """Notes what the ranks have done, and calls ``on_failure`` for the first one that fails in an attempt, with what it said and with a
+        sentence that names it, until the result is called."""
         ended = threading.Event()
         thread = threading.Thread(target=self._watch, args=(on_failure, ended), name="rolloutfleet-crew", daemon=True)
 
@@ -126,6 +138,8 @@ class Crew:
 
     def order(self, order: Order) -> None:
         """Has every other rank do what this one is about to do."""
+        with self._change:
+            self._epoch = order.epoch
         self._leader.tell(Do(round=self._round, order=order))
 
     def await_done(self, order: Order, cancelled: threading.Event) -> None:
@@ -201,18 +215,20 @@ class Crew:
             return revive(message, f"trainer rank {rank}")
         return None
 
-    def _watch(self, on_failure: Callable[[str], None], ended: threading.Event) -> None:
+    def _watch(self, on_failure: Callable[[Failure | TeamLost, str], None], ended: threading.Event) -> None:
         while not ended.is_set():
             rank, message = self._leader.inbox.get()
             failure = self._failure_of(rank, message)
             with self._change:
+                if isinstance(message, Failure) and message.epoch not in {0, self._epoch}:
+                    continue  # of an attempt that is over
                 if isinstance(message, Done) and message.round == self._round:
                     self._done.add((rank, message.step, message.epoch))
                 first = failure is not None and self._failure is None
                 self._failure = self._failure or failure
                 self._change.notify_all()
-            if first and not ended.is_set():
-                on_failure(f"{type(failure).__name__}: {failure}")
+            if first and not ended.is_set() and isinstance(message, Failure | TeamLost):
+                on_failure(message, f"{type(failure).__name__}: {failure}")
 
 
 def _weights(adapter: AdapterSpec | None) -> str:

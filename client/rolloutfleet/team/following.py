@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from rolloutfleet.contract.adapter import AdapterSpec
 from rolloutfleet.contract.manifest import Manifest
-from rolloutfleet.contract.trainer import FleetView, RefitResult
+from rolloutfleet.contract.trainer import FleetView, RefitResult, TrainerJoin
 from rolloutfleet.delivery import Cargo
 from rolloutfleet.errors import TeamLost
 from rolloutfleet.exiting import start_thread
@@ -78,9 +78,11 @@ class FollowingTrainer:
         timeout: float,
         progress: object = None,
         adapter: AdapterSpec | None = None,
+        *,
+        repair: bool = False,
     ) -> RefitResult:
         """The result, once rank 0 has it; raises what rank 0 raises, or what this rank's own tensors do, and TeamLost without rank 0."""
-        del progress
+        del progress, repair
         self._round += 1
         try:
             source = source_of(tensors, team=True)
@@ -206,14 +208,17 @@ class _Passage:
         if isinstance(message, Begin):
             self._begin(message)
         elif isinstance(message, Do) and self._seated is not None and self._cargo is not None:
-            order, seated, cargo = message.order, self._seated, self._cargo
+            order, seated, cargo, cancelled = message.order, self._seated, self._cargo, self._cancelled
+            if isinstance(order, TrainerJoin):
+                self._own_error = None
             self._work = start_thread(
                 "rolloutfleet-rank",
-                lambda: self._perform(order, seated, cargo),
+                lambda: self._perform(order, seated, cargo, cancelled),
                 lambda: self._leave("the process ends"),
             )
         elif isinstance(message, Stop):
             self._stop(message.reason)
+            self._cancelled = threading.Event()  # another attempt may follow
 
     def _begin(self, begin: Begin) -> None:
         self._trainer.taken(self._digest)
@@ -228,18 +233,18 @@ class _Passage:
         self._cargo, self._seated = cargo, seated
         self._trainer.tell(Loaded(round=begin.round, moved=moved))
 
-    def _perform(self, order: Order, seated: TrainerRank, cargo: Cargo) -> None:
+    def _perform(self, order: Order, seated: TrainerRank, cargo: Cargo, cancelled: threading.Event) -> None:
         try:
-            seated.perform(order, cargo, self._cancelled)
+            seated.perform(order, cargo, cancelled)
             self._trainer.tell(Done(round=self._trainer.round, step=type(order).__name__, epoch=order.epoch))
         except Exception as error:  # noqa: BLE001 - the thread's outermost frame; rank 0 decides what becomes of it
-            if not self._cancelled.is_set():
-                self._fail(error)
+            if not cancelled.is_set():
+                self._fail(error, order.epoch)
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: Exception, epoch: int = 0) -> None:
         self._own_error = error
         try:
-            self._trainer.tell(describe(error, self._trainer.round))
+            self._trainer.tell(describe(error, self._trainer.round, epoch))
         except TeamLost as lost:
             logger.warning("trainer rank 0 was not told of %s: %s", type(error).__name__, lost)
 

@@ -8,11 +8,10 @@ from rolloutfleet import errors
 from rolloutfleet.contract.adapter import AdapterSpec
 from rolloutfleet.contract.manifest import Manifest
 from rolloutfleet.contract.problems import Problem
-from rolloutfleet.contract.trainer import FleetView, RefitResult, TrainerJoin, TrainerPrepare, TrainerSend
+from rolloutfleet.contract.trainer import FleetView, RefitResult
 from rolloutfleet.contract.worker import Locality, Rendezvous
 from rolloutfleet.errors import RefitFailed, RolloutFleetError
-
-Order = TrainerJoin | TrainerPrepare | TrainerSend
+from rolloutfleet.rank import Order, is_cut_off, lost_ranks
 
 
 class _Message(BaseModel):
@@ -118,6 +117,11 @@ class Failure(_OfRound):
     """An exception, so that another process can raise it too."""
 
     kind: Literal["failure"] = "failure"
+    epoch: int = 0
+    """Of the order that failed; 0 for what is not of one attempt, and ends the refit."""
+    peer_lost: bool = False
+    """The rank is sound itself, and was cut off by another party of its group."""
+    lost_ranks: tuple[int, ...] = ()
     name: str
     message: str
     problem: Problem | None = None
@@ -143,10 +147,13 @@ def decode(data: bytes) -> Message:
     return _MESSAGES.validate_json(data)
 
 
-def describe(error: BaseException, turn: int) -> Failure:
-    """An exception for other ranks."""
+def describe(error: BaseException, turn: int, epoch: int = 0) -> Failure:
+    """An exception for other ranks, and the epoch of the order that failed with it."""
     return Failure(
         round=turn,
+        epoch=epoch,
+        peer_lost=epoch > 0 and is_cut_off(error),
+        lost_ranks=lost_ranks(error) if epoch else (),
         name=type(error).__name__,
         message=str(error),
         problem=error.problem if isinstance(error, RolloutFleetError) else None,

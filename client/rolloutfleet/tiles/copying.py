@@ -1,11 +1,12 @@
 """Copying thousands of blocks between tensors of one device at the speed of one flat copy."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 import torch
 
-from rolloutfleet.tiles.tables import Item, Table
+from rolloutfleet.tiles.hostwork import copy_alone, share_out
+from rolloutfleet.tiles.tables import Item, Strip, Table
 
 if TYPE_CHECKING:
     from rolloutfleet.layout.blocks import Block
@@ -46,5 +47,10 @@ class CopyTable(Table):
         """
         if self._kernels:
             self._launch(None)
-        elif self._strips:
-            torch._foreach_copy_([strip.views[1] for strip in self._strips], [strip.views[0] for strip in self._strips])
+        else:
+            share_out(self._strips, _copy_strips, self._threads)
+
+
+def _copy_strips(strips: Sequence[Strip]) -> None:
+    for strip in strips:
+        copy_alone(strip.views[1], strip.views[0])

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 import torch
 
+from rolloutfleet.tiles.hostsums import HostSums
+from rolloutfleet.tiles.hostwork import copy_alone, share_out
 from rolloutfleet.tiles.tables import Item, Strip, Table
 
 if TYPE_CHECKING:
@@ -72,12 +74,16 @@ class _Sums(Table):
         if self._kernels:
             self._launch(sums)
             return sums
-        parts = torch.empty((len(self._strips), 2), dtype=torch.int64)
-        for strip, part in zip(self._strips, parts.unbind(0), strict=True):
-            if self._copies:
-                strip.views[-1].copy_(strip.views[0])
-            part[0], part[1] = _sums_of(strip)
+        parts = torch.zeros((len(self._strips), 2), dtype=torch.int64)
+        share_out(list(zip(self._strips, parts.unbind(0), strict=True)), self._run_strips, self._threads)
         return sums.index_add_(0, torch.tensor([strip.source for strip in self._strips], dtype=torch.int64), parts)
+
+    def _run_strips(self, strips: Sequence[tuple[Strip, torch.Tensor]]) -> None:
+        adder = HostSums()
+        for strip, part in strips:
+            if self._copies:
+                copy_alone(strip.views[-1], strip.views[0])
+            adder.add(_words(strip.views[-1], strip.unit), strip.first, strip.step, part)
 
 
 class SumTable(_Sums):
@@ -130,17 +136,10 @@ def sums_digest(layout_digest: str, sums: torch.Tensor) -> str:
     return digest.hexdigest()
 
 
-def _sums_of(strip: Strip) -> tuple[torch.Tensor, torch.Tensor]:
-    words = _words(strip.views[-1], strip.unit)
-    rows, run = words.shape
-    weights = torch.arange(1, run + 1, dtype=torch.int64)
-    starts = torch.arange(rows, dtype=torch.int64) * strip.step + strip.first
-    plain = words.sum(1, dtype=torch.int64)
-    return plain.sum(), (words * weights).sum() + (plain * starts).sum()
-
-
 def _words(view: torch.Tensor, unit: int) -> torch.Tensor:
     octets = view.view(torch.uint8)
     if octets.storage_offset() % unit or octets.stride(0) % unit:
-        octets = octets.clone()
+        moved = torch.empty(octets.shape, dtype=torch.uint8)
+        copy_alone(moved, octets)
+        octets = moved
     return octets.view(_WORDS[unit])

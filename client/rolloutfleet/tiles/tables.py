@@ -17,8 +17,11 @@ if TYPE_CHECKING:
 TILE_BYTES: Final = 64 << 10
 """What one program of a kernel takes: small enough to fill a GPU evenly, so large that a table weighs 0.1 % of what it moves."""
 
-CACHED_BYTES: Final = 256 << 10
-"""What torch takes at a time on a CPU: its words and their products stay in the cache."""
+CACHED_BYTES: Final = 4 << 20
+"""What a thread takes at a time on a CPU: what it has copied is in some cache still when it is summed."""
+
+_SHARED_BYTES: Final = 16 << 20
+"""Tables of fewer bytes are not worth a second thread on a CPU."""
 
 _WIDEST: Final = 16
 
@@ -37,7 +40,7 @@ class Item(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """One tile for torch on a CPU: views [rows, elements] of each tensor, and which words of the source tensor they hold."""
+    """One tile on a CPU: views [rows, elements] of each tensor, and which words of the source tensor they hold."""
 
     views: tuple[torch.Tensor, ...]
     source: int
@@ -77,6 +80,11 @@ class Table:
             stream = torch.cuda.current_stream(self.device)
             if stream != made_on:
                 stream.wait_event(made)
+
+    @property
+    def _threads(self) -> int | None:
+        """How many threads run a table on a CPU, as :func:`rolloutfleet.tiles.hostwork.share_out` takes it."""
+        return 1 if self.nbytes < _SHARED_BYTES else None
 
     def _on_device(self) -> AbstractContextManager[object]:
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()

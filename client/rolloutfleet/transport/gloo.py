@@ -33,12 +33,14 @@ from torch.distributed import BroadcastOptions, DistError, PrefixStore, ProcessG
 from torch.distributed.distributed_c10d import Work
 
 from rolloutfleet.exiting import start_thread
-from rolloutfleet.transport.group import seconds_left
+from rolloutfleet.transport.group import MemberGone, seconds_left
 from rolloutfleet.transport.liveness import Watch, watch_members
 from rolloutfleet.transport.sockets import Endpoint, end_connections, listening_endpoints
 from rolloutfleet.transport.store import SessionStore, await_value, connect_store, gather_members, host_store, publish
 
 __all__ = ["Group", "connect_store", "form_group", "host_store"]
+
+_CONNECTING_POLL_SECONDS: Final = 0.02
 
 LATE_SECONDS: Final = 1.0
 """What a member sent before it left is still received for so long."""
@@ -66,6 +68,8 @@ class Group:
         self._watch = watch
         self._ended = ""
         self._lost = False
+        self._gone: int | None = None
+        """The member whose connection ended without a word."""
         self._ending = threading.Lock()
         self._over: Future[None] = Future()
         self._waiter = _Waiter(lambda: self._end("the process ends"))
@@ -110,7 +114,7 @@ class Group:
     def raise_if_ended(self) -> None:
         """Raises ConnectionAbortedError when the group was aborted or closed, ConnectionError when a member is lost."""
         if self._lost:
-            raise ConnectionError(f"the group of epoch {self.epoch} has lost a member: {self._ended}")
+            raise self._loss(f"the group of epoch {self.epoch} has lost a member: {self._ended}")
         if self._ended:
             raise ConnectionAbortedError(f"the group of epoch {self.epoch} has ended: {self._ended}")
 
@@ -122,9 +126,13 @@ class Group:
         """Leaves the group; members that still wait in it see a lost connection."""
         self._end("closed")
 
-    def _lose(self, sentence: str) -> None:
+    def _lose(self, sentence: str, rank: int | None) -> None:
+        self._gone = rank
         wait({self._over}, LATE_SECONDS)
         self._end(sentence, lost=True)
+
+    def _loss(self, message: str) -> ConnectionError:
+        return ConnectionError(message) if self._gone is None else MemberGone(message, self._gone)
 
     def _end(self, reason: str, *, lost: bool = False) -> None:
         with self._ending:
@@ -168,12 +176,12 @@ class Group:
     def _explain(self, what: str, error: RuntimeError, deadline: float) -> OSError:
         where = f"{what} in epoch {self.epoch} at rank {self.rank} of {self.world_size}"
         if self._lost:
-            return ConnectionError(f"{where} lost a member: {self._ended}")
+            return self._loss(f"{where} lost a member: {self._ended}")
         if self._ended:
             return ConnectionAbortedError(f"{where} was aborted: {self._ended}")
         if time.monotonic() >= deadline or "timed out" in str(error).lower():
             return TimeoutError(f"{where} did not end in time: a member has stopped or is too slow")
-        return ConnectionError(f"{where} lost a member: {error}")
+        return self._loss(f"{where} lost a member: {error}")
 
 
 class _Waiter:
@@ -228,7 +236,7 @@ def form_group(
     gather_members(shared, epoch, rank, world_size, deadline, cancelled)
     watch = watch_members(shared, store.address, rank, world_size, deadline, cancelled)
     try:
-        process_group, listeners = _connect(store, shared, epoch, rank, world_size, deadline, cancelled)
+        process_group, listeners = _connect(store, shared, epoch, rank, world_size, deadline, cancelled, watch)
     except (OSError, DistError) as error:
         watch.close(f"rank {rank} did not connect: {error}")
         raise
@@ -243,6 +251,7 @@ def _connect(
     world_size: int,
     deadline: float,
     cancelled: threading.Event,
+    watch: Watch,
 ) -> tuple[ProcessGroupGloo, set[Endpoint]]:
     """gloo's own group, and where its members listen."""
     before = listening_endpoints()
@@ -256,15 +265,36 @@ def _connect(
     options._devices = [device]
     options._threads = 1
     options._timeout = timedelta(seconds=max(deadline - time.monotonic(), 0.001))
+    made = _in_background(lambda: ProcessGroupGloo(PrefixStore("gloo", shared), rank, world_size, options))
     try:
-        process_group = ProcessGroupGloo(PrefixStore("gloo", shared), rank, world_size, options)
+        while not wait({made}, _CONNECTING_POLL_SECONDS).done:
+            if cancelled.is_set():
+                raise ConnectionAbortedError(f"connecting the members of epoch {epoch} was cancelled at rank {rank}")
+            watch.raise_if_lost()
+        return made.result(), listeners
     except RuntimeError as error:
         end_connections(listeners)
         raise ConnectionError(
             f"epoch {epoch} did not form at rank {rank} of {world_size}: all members arrived, but their connections failed; "
             f"check that every member reaches every other one, this one listens on {store.address} ({error})"
         ) from error
-    return process_group, listeners
+    except OSError:
+        end_connections(listeners)
+        raise
+
+
+def _in_background(make: Callable[[], ProcessGroupGloo]) -> "Future[ProcessGroupGloo]":
+    """What gloo makes: it waits for members that have died meanwhile until its own deadline, and can be left behind here."""
+    made: Future[ProcessGroupGloo] = Future()
+
+    def run() -> None:
+        try:
+            made.set_result(make())
+        except RuntimeError as error:
+            made.set_exception(error)
+
+    start_thread("rolloutfleet-gloo-connect", run, lambda: None)
+    return made
 
 
 def _parse_listeners(value: bytes) -> Iterator[Endpoint]:

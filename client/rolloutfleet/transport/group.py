@@ -87,6 +87,14 @@ def form_group(
     raise ValueError(f"wire {wire} has no group: tensors are read from shared memory")
 
 
+class MemberGone(ConnectionError):  # noqa: N818 - reads as what happened
+    """The connection to a member ended without a word: its process is gone, or its machine."""
+
+    def __init__(self, message: str, rank: int) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+
 @contextmanager
 def ending_on_failure(group: Group) -> Iterator[None]:
     """Ends the group when the block fails, so that no other member waits for what this one will not do."""
@@ -102,4 +110,4 @@ def seconds_left(deadline: float) -> float:
     return max(deadline - time.monotonic(), 0.001)
 
 
-__all__ = ["Group", "ending_on_failure", "form_group", "seconds_left"]
+__all__ = ["Group", "MemberGone", "ending_on_failure", "form_group", "seconds_left"]

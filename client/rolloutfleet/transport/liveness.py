@@ -16,7 +16,7 @@ from torch.distributed import Store
 
 from rolloutfleet.exiting import start_thread
 from rolloutfleet.routing import hold_listening_socket
-from rolloutfleet.transport.group import seconds_left
+from rolloutfleet.transport.group import MemberGone, seconds_left
 from rolloutfleet.transport.store import await_value, publish
 
 _KEY: Final = "watch"
@@ -30,7 +30,7 @@ _KEEPALIVE: Final = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
 )
 
-Lost = Callable[[str], None]
+Lost = Callable[[str, int | None], None]
 
 
 class Watch:
@@ -45,8 +45,22 @@ class Watch:
                 peer.setsockopt(level, option, value)
 
     def start(self, lost: Lost) -> None:
-        """Calls ``lost`` once, on a thread of its own, with a sentence that names the member that is gone."""
+        """Calls ``lost`` once, on a thread of its own, with a sentence that names the member that has left, and with its rank where it
+        left without a word."""
         start_thread("rolloutfleet-watch", lambda: self._run(lost), self.close)
+
+    def raise_if_lost(self) -> None:
+        """Before :meth:`start`: raises ConnectionError when a member has left."""
+        for rank, peer in self._peers.items():
+            try:
+                word = peer.recv(1024, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                continue
+            except OSError:
+                word = b""
+            if not word:
+                raise MemberGone(f"rank {rank} is gone", rank)
+            raise ConnectionError(word.decode(errors="replace"))
 
     def close(self, reason: str = "") -> None:
         """Leaves; the others are told that this member is gone, or why the group ended."""
@@ -73,7 +87,8 @@ class Watch:
                     if word:
                         continue
                     if not self._closing.is_set():
-                        lost(words[rank].decode(errors="replace") or f"rank {rank} is gone")
+                        said = words[rank].decode(errors="replace")
+                        lost(said or f"rank {rank} is gone", None if said else rank)
                     for peer in self._peers.values():
                         selector.unregister(peer)
                         peer.close()

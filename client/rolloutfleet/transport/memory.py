@@ -17,6 +17,7 @@ from typing import Any, Final
 import torch
 
 from rolloutfleet.locality import CPU, device_name
+from rolloutfleet.tiles.hostwork import copy_in_host
 from rolloutfleet.transport import cudaipc
 from rolloutfleet.transport.sharedfile import SharedFile, map_file, remove_orphans
 
@@ -133,8 +134,8 @@ class Exporter:
         """Makes present values visible: on a GPU it waits until everything queued on the device is done, on a CPU it copies."""
         if self._device.type != CPU:
             torch.cuda.synchronize(self._device)
-        elif self._copies[0]:
-            torch._foreach_copy_(*self._copies)
+        else:
+            copy_in_host(*self._copies)
 
     def export(self, tensors: Sequence[torch.Tensor]) -> bytes:
         """:meth:`aim` and :meth:`show` in one."""

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import torch
 
+from rolloutfleet.transport.group import MemberGone
 from rolloutfleet.transport.lanes import await_mark
 from rolloutfleet.transport.libnccl import Communicator, Library, NcclError, find_library
 from rolloutfleet.transport.liveness import Watch, watch_members
@@ -54,6 +55,8 @@ class Group:
         self._watch = watch
         self._ended = ""
         self._lost = ""
+        self._gone: int | None = None
+        """The member whose connection ended without a word."""
         self._ending = threading.Lock()
         # Held while the communicator is used; an abort frees it.
         self._using = threading.RLock()
@@ -116,8 +119,8 @@ class Group:
         """Leaves the group."""
         self.abort("closed")
 
-    def _lose(self, sentence: str) -> None:
-        self._lost = sentence
+    def _lose(self, sentence: str, rank: int | None) -> None:
+        self._lost, self._gone = sentence, rank
         self.abort(sentence)
 
     def _free(self) -> None:
@@ -146,7 +149,8 @@ class Group:
 
     def _raise_ended(self) -> None:
         if self._lost:
-            raise ConnectionError(f"the group of epoch {self.epoch} has lost a member: {self._lost}")
+            message = f"the group of epoch {self.epoch} has lost a member: {self._lost}"
+            raise ConnectionError(message) if self._gone is None else MemberGone(message, self._gone)
         if self._ended:
             raise ConnectionAbortedError(f"the group of epoch {self.epoch} has ended: {self._ended}")
 

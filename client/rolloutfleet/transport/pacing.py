@@ -24,6 +24,9 @@ TRAFFIC: Final = 4
 """Bytes of memory traffic for a byte that arrives, at most: out of the wire's own buffer, or of the trainer's memory, into its place, and
 for the sums."""
 
+HOST_BYTES_PER_SECOND: Final = 16e9
+"""What may come out of the host's memory, a third of a PCIe 5 link: the small copies of every step of the model go the same way."""
+
 _POLL_SECONDS: Final = 0.001
 
 
@@ -48,15 +51,17 @@ class Pace:
         self._began = time.monotonic()
 
 
-def serving_rate(device: torch.device) -> float | None:
+def serving_rate(device: torch.device, *, from_host: bool = False) -> float | None:
     """Bytes per second that may arrive on a device whose engine serves; None, which is no bound, for a CPU and for a GPU
-    that does not tell how fast its memory is."""
+    that does not tell how fast its memory is, unless they come out of the host's memory."""
     if device.type != "cuda":
         return None
+    if from_host:
+        return HOST_BYTES_PER_SECOND
     properties = torch.cuda.get_device_properties(device)
     # Kilohertz at double data rate, and bits.
     bandwidth = 2 * properties.memory_clock_rate * 1000 * properties.memory_bus_width / 8
     return float(SHARE * bandwidth / TRAFFIC) if bandwidth else None
 
 
-__all__ = ["PIECE_BYTES", "Pace", "serving_rate"]
+__all__ = ["HOST_BYTES_PER_SECOND", "PIECE_BYTES", "Pace", "serving_rate"]

@@ -1,11 +1,14 @@
 """The sending side of a transfer by layout: one trainer rank executes its share of every audience's program.
 
 Three lanes run beside each other: pieces are packed into slabs where they cannot be sent as they lie, messages leave in groups, and the
-sums of what is sent are taken. The host waits once, at the end.
+sums of what is sent are taken. The host waits once, at the end. Without a GPU, where messages leave while the host waits, a second thread
+takes their sums meanwhile.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import torch
@@ -19,6 +22,7 @@ from rolloutfleet.sources.source import Span, WeightSource
 from rolloutfleet.tiles.aliases import alias_of
 from rolloutfleet.tiles.copying import CopyTable
 from rolloutfleet.tiles.digesting import SumTable, sums_digest
+from rolloutfleet.tiles.hostwork import copy_in_host
 from rolloutfleet.transport.courses import Course, audiences_of, plan_course
 from rolloutfleet.transport.greeting import greet
 from rolloutfleet.transport.group import Group, ending_on_failure
@@ -173,30 +177,45 @@ class Pusher:
             with self._wire.current():
                 open_transfer(self._group, self._courses, deadline)
         free: list[tuple[Mark, ...]] = [()] * RING
-        for number, step in enumerate(self._steps):
-            with self._pack.current():
-                self._pack.follow(*free[number % RING])
-                if step.copies is not None:
-                    step.copies.run()
-                if step.casts[0]:
-                    torch._foreach_copy_(*step.casts)
-                for index, block, place in step.reads:
-                    place.copy_(source.read(index, block, place.dtype, place.device))
-            packed = self._pack.mark()
-            with self._wire.current():
-                self._wire.follow(packed)
-                self._dispatch(step, deadline)
-            sent = self._wire.mark()
-            with self._sum.current():
-                self._sum.follow(packed)
-                for course, table in step.sums:
-                    table.run(sums[course])
-            free[number % RING] = (sent, self._sum.mark())
+        with ThreadPoolExecutor(1, thread_name_prefix="rolloutfleet-sums") as beside:
+            for number, step in enumerate(self._steps):
+                with self._pack.current():
+                    self._pack.follow(*free[number % RING])
+                    self._pack_step(step, source)
+                packed = self._pack.mark()
+                adding = partial(self._add_sums, step, sums, packed)
+                added = beside.submit(adding) if self._group.device.type == "cpu" else None
+                with self._wire.current():
+                    self._wire.follow(packed)
+                    self._dispatch(step, deadline)
+                sent = self._wire.mark()
+                if added is None:
+                    adding()
+                else:
+                    added.result()
+                free[number % RING] = (sent, self._sum.mark())
         with self._wire.current():
             self._wire.follow(self._sum.mark())
             share_sums(self._group, self._courses, sums, self._trainer_ranks, deadline)
         await_mark(self._wire.mark(), self._group, deadline)
         return sums
+
+    def _pack_step(self, step: _Step, source: WeightSource) -> None:
+        if step.copies is not None:
+            step.copies.run()
+        places, originals = step.casts
+        if places and self._group.device.type == "cpu":
+            copy_in_host(places, originals)
+        elif places:
+            torch._foreach_copy_(places, originals)
+        for index, block, place in step.reads:
+            place.copy_(source.read(index, block, place.dtype, place.device))
+
+    def _add_sums(self, step: _Step, sums: torch.Tensor, packed: Mark) -> None:
+        with self._sum.current():
+            self._sum.follow(packed)
+            for course, table in step.sums:
+                table.run(sums[course])
 
     def _dispatch(self, step: _Step, deadline: float) -> None:
         group = self._group

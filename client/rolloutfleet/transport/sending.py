@@ -1,7 +1,8 @@
 """What rank 0 does in a group that broadcasts whole tensors: sends every tensor of a manifest once, in order, and digests what it sent."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -31,14 +32,24 @@ def _send_gloo(group: Group, manifest: Manifest, source: WeightSource, deadline:
     tensors = source.whole()
     plan = plan_buckets(manifest)
     buffer = torch.zeros(max(bucket.nbytes for bucket in plan), dtype=torch.uint8)
-    for bucket in plan:
-        for spec, offset in bucket.entries:
-            _, tensor = next(tensors)
-            place = buffer[offset : offset + spec.nbytes].view(getattr(torch, spec.dtype)).reshape(spec.shape)
-            place.copy_(tensor.detach())
-            digest.update(spec.name, place)
-        group.broadcast(buffer[: bucket.nbytes], 0, deadline)
+    with ThreadPoolExecutor(1, thread_name_prefix="rolloutfleet-sums") as beside:
+        for bucket in plan:
+            placed: list[tuple[str, torch.Tensor]] = []
+            for spec, offset in bucket.entries:
+                _, tensor = next(tensors)
+                place = buffer[offset : offset + spec.nbytes].view(getattr(torch, spec.dtype)).reshape(spec.shape)
+                place.copy_(tensor.detach())
+                placed.append((spec.name, place))
+            # A bucket is digested while it leaves, and the next one takes its place when both have ended.
+            digested = beside.submit(_digest, digest, placed)
+            group.broadcast(buffer[: bucket.nbytes], 0, deadline)
+            digested.result()
     return digest
+
+
+def _digest(digest: StreamDigest, placed: Sequence[tuple[str, torch.Tensor]]) -> None:
+    for name, tensor in placed:
+        digest.update(name, tensor)
 
 
 def _send_native(group: native.Group, source: WeightSource) -> StreamDigest:

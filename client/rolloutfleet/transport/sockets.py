@@ -1,4 +1,4 @@
-"""Ends the TCP connections of a gloo group from outside, which gloo itself offers no way to do.
+"""Ends the TCP connections of a gloo group, or to a store, from outside, which neither gloo nor torch's store offers a way to do.
 
 A group's connections are known by their ports: gloo gives each group a device with one listening socket, every pair of members is
 connected through the listener of one of the two, and members tell each other their listeners' addresses.
@@ -52,19 +52,22 @@ def _tcp_sockets() -> Iterator[socket.socket]:
 @contextmanager
 def _duplicate(descriptor: int) -> Iterator[socket.socket | None]:
     try:
-        if not S_ISSOCK(os.fstat(descriptor).st_mode):
-            yield None
-            return
         copy = os.dup(descriptor)
     except OSError:
         yield None  # closed between listing and looking
+        return
+    # The copy is looked at, not the original: another thread may close that and open a file in its place at any moment.
+    if not S_ISSOCK(os.fstat(copy).st_mode):
+        os.close(copy)
+        yield None
         return
     with socket.socket(fileno=copy) as handle:
         yield handle
 
 
 def _endpoint(address: tuple[str, int] | tuple[str, int, int, int]) -> Endpoint:
-    return address[0], address[1]
+    # Torch's store speaks IPv4 through sockets of IPv6, which show the addresses of both ends so.
+    return address[0].removeprefix("::ffff:"), address[1]
 
 
 __all__ = ["Endpoint", "end_connections", "listening_endpoints"]

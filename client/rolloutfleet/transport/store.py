@@ -3,14 +3,18 @@
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
 from torch.distributed import DistError, PrefixStore, Store, TCPStore
 
+from rolloutfleet.exiting import start_thread
 from rolloutfleet.routing import local_address_towards
+from rolloutfleet.transport.sockets import end_connections
 
 _POLL_SECONDS: Final = 0.02
 _FIRST_POLL_SECONDS: Final = 0.0005
@@ -27,6 +31,14 @@ class SessionStore:
     def of_epoch(self, epoch: int) -> Store:
         """The part of the store that belongs to one epoch."""
         return PrefixStore(f"epoch-{epoch}", self.store)
+
+    def break_off(self) -> None:
+        """Ends every connection of this process to the store, for good: a question that another thread has put to it raises now.
+
+        For members alone, not for whoever hosts it. Nothing else ends a question to a host that has fallen silent without closing its
+        connections, for torch waits without a deadline.
+        """
+        end_connections({(self.store.host, self.store.port)})
 
 
 def host_store(listening: socket.socket, timeout: float) -> SessionStore:
@@ -51,7 +63,7 @@ def connect_store(host: str, port: int, timeout: float, cancelled: threading.Eve
     try:
         address = local_address_towards(host, port)
         _await_listener(host, port, time.monotonic() + timeout, cancelled or threading.Event())
-        store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout), wait_for_workers=False)
+        store = _open(host, port, timeout, cancelled or threading.Event())
     except ConnectionAbortedError:
         raise
     except (DistError, OSError) as error:
@@ -62,8 +74,27 @@ def connect_store(host: str, port: int, timeout: float, cancelled: threading.Eve
     return SessionStore(store=store, address=address)
 
 
+def _open(host: str, port: int, timeout: float, cancelled: threading.Event) -> TCPStore:
+    """A client of the store. Torch asks a host that does not answer again and again, so a thread is left behind for that when cancelled."""
+    opened: Future[TCPStore] = Future()
+
+    def connect() -> None:
+        try:
+            opened.set_result(
+                TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout), wait_for_workers=False)
+            )
+        except Exception as error:  # noqa: BLE001 - the thread's outermost frame; whoever waits raises it
+            opened.set_exception(error)
+
+    start_thread("rolloutfleet-store", connect, lambda: None)
+    while not wait({opened}, _POLL_SECONDS).done:
+        if cancelled.is_set():
+            raise ConnectionAbortedError(f"reaching the trainer's store at {host}:{port} was cancelled")
+    return opened.result()
+
+
 def _await_listener(host: str, port: int, deadline: float, cancelled: threading.Event) -> None:
-    """Torch's own connect cannot be interrupted, so it is called only once somebody listens."""
+    """Torch logs a warning with each attempt of its own, so it is called only once somebody listens."""
     while True:
         try:
             with socket.create_connection((host, port), timeout=min(1.0, max(deadline - time.monotonic(), 0.01))):
@@ -73,6 +104,24 @@ def _await_listener(host: str, port: int, deadline: float, cancelled: threading.
                 raise
         if cancelled.wait(_POLL_SECONDS):
             raise ConnectionAbortedError(f"reaching the trainer's store at {host}:{port} was cancelled")
+
+
+@contextmanager
+def breaking_off(host: str, port: int, cancelled: threading.Event) -> Iterator[None]:
+    """In the block, ``cancelled`` ends every connection of this process to the store, those that are only being made among them."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(_POLL_SECONDS):
+            if cancelled.is_set():
+                end_connections({(host, port)})
+
+    watching = start_thread("rolloutfleet-store-watch", watch, over.set)
+    try:
+        yield
+    finally:
+        over.set()
+        watching.join()
 
 
 def gather_members(

@@ -8,7 +8,7 @@ from rolloutfleet.contract.names import GROUP
 from rolloutfleet_operator.api.fleet import FLEET_VALIDATIONS, SPEC_VALIDATIONS, RolloutFleetSpec
 from rolloutfleet_operator.api.fleetstatus import RolloutFleetStatus
 from rolloutfleet_operator.api.structural import structural_schema
-from rolloutfleet_operator.api.weightsync import WeightSyncSpec, WeightSyncStatus
+from rolloutfleet_operator.api.weightsync import WEIGHTSYNC_VALIDATIONS, WeightSyncSpec, WeightSyncStatus
 from rolloutfleet_operator.naming import FLEET_KIND, FLEET_PLURAL, SYNC_KIND, SYNC_PLURAL, VERSION
 
 _READY = '.status.conditions[?(@.type=="Ready")]'
@@ -55,6 +55,7 @@ def weightsync_crd() -> dict[str, Any]:
     """The CRD of WeightSync."""
     spec = structural_schema(WeightSyncSpec, defaults=True)
     spec["description"] = "spec says which fleet is refitted, and by whom."
+    spec["x-kubernetes-validations"] = WEIGHTSYNC_VALIDATIONS
     names = {"kind": SYNC_KIND, "plural": SYNC_PLURAL, "singular": "weightsync"}
     version = _version("WeightSync is one run of a fleet's sync job.", spec, WeightSyncStatus)
     version["additionalPrinterColumns"] = [

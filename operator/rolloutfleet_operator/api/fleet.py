@@ -4,7 +4,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from rolloutfleet.contract.policy import RefitPolicy
+from rolloutfleet.contract.policy import RefitPolicy, RollingPolicy
 from rolloutfleet_operator.api.arguments import (
     argument_faults,
     environment_faults,
@@ -13,8 +13,10 @@ from rolloutfleet_operator.api.base import ApiModel, cel
 from rolloutfleet_operator.api.engine import EngineSpec, ParallelismSpec
 from rolloutfleet_operator.api.model import ModelSpec
 from rolloutfleet_operator.api.placement import PlacementSpec
+from rolloutfleet_operator.api.recovery import RecoverySpec
 from rolloutfleet_operator.api.refit import RefitSpec
 from rolloutfleet_operator.api.template import TemplateSpec
+from rolloutfleet_operator.api.weights import CHECKPOINT_ABOVE_COMMITTED, WeightsSpec
 
 
 class RolloutFleetSpec(ApiModel):
@@ -31,6 +33,13 @@ class RolloutFleetSpec(ApiModel):
     )
     template: TemplateSpec = Field(default_factory=TemplateSpec, description="template is what else engine pods carry.")
     refit: RefitSpec = Field(default_factory=RefitSpec, description="refit says how new weights reach the engines.")
+    recovery: RecoverySpec = Field(
+        default_factory=RecoverySpec,
+        description="recovery says what becomes of engines and nodes that keep failing, or are about to go.",
+    )
+    weights: WeightsSpec = Field(
+        default_factory=WeightsSpec, description="weights say which checkpoint the engines are to serve, if any."
+    )
     suspend: bool = Field(
         default=False,
         description="suspend removes the engines and the sync job; versions, Services and the token stay.",
@@ -66,6 +75,12 @@ class RolloutFleetSpec(ApiModel):
             staging=self.refit.staging,
             pause=self.refit.pause,
             cache=self.refit.cache,
+            min_ready=self.refit.min_ready,
+            on_failure=self.refit.on_failure,
+            strategy=self.refit.strategy,
+            rolling=self.refit.rolling or RollingPolicy(),
+            verify=self.refit.verify,
+            late_join=self.refit.late_join,
             deadlines=self.refit.deadlines,
         )
 
@@ -80,6 +95,7 @@ FLEET_VALIDATIONS = [
         "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
         "metadata.name begins with a letter and holds lower-case letters, digits and dashes alone, since Services are named after it",
     ),
+    CHECKPOINT_ABOVE_COMMITTED,
 ]
 """Rules on the whole object."""
 
@@ -102,6 +118,31 @@ SPEC_VALIDATIONS = [
     cel(
         "self.refit.transport != 'Gloo' || self.placement.gpuResource == ''",
         "refit.transport Gloo is for engines on CPUs, and placement.gpuResource names GPUs: set Auto or Native, or empty it",
+    ),
+    cel(
+        "self.replicas == 0 || self.refit.minReady <= self.replicas",
+        "refit.minReady must not be above replicas",
+        expression="'refit.minReady %d is above replicas %d; no refit could ever begin'"
+        ".format([self.refit.minReady, self.replicas])",
+    ),
+    cel(
+        "!has(self.refit.rolling) || self.refit.strategy == 'Rolling'",
+        "refit.rolling needs refit.strategy Rolling",
+        expression="'refit.rolling is set but refit.strategy is ' + self.refit.strategy + '; set it to Rolling, or remove refit.rolling'",
+    ),
+    cel(
+        "!has(self.refit.rolling) || self.replicas == 0 || self.refit.rolling.maxUnavailable <= self.replicas",
+        "refit.rolling.maxUnavailable must not be above replicas",
+        expression="'refit.rolling.maxUnavailable %d is above replicas %d; a roll takes at most all engines at a time'"
+        ".format([self.refit.rolling.maxUnavailable, self.replicas])",
+    ),
+    cel(
+        "self.refit.lateJoin != 'Checkpoint' || has(self.weights.checkpoint)",
+        "refit.lateJoin Checkpoint needs weights.checkpoint",
+    ),
+    cel(
+        "self.refit.lateJoin != 'Wait' || self.refit.strategy != 'Rolling'",
+        "refit.strategy Rolling has engines take versions over from peers, which refit.lateJoin Wait forbids; set it to Peer",
     ),
     cel(
         "!has(self.model.revision) || !has(self.model.source) || has(self.model.source.hub)",

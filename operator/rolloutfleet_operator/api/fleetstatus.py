@@ -6,6 +6,8 @@ from pydantic import Field
 
 from rolloutfleet_operator.api.base import ApiModel, schema
 from rolloutfleet_operator.api.conditions import Condition
+from rolloutfleet_operator.api.history import MAX_LINES, Laggard
+from rolloutfleet_operator.api.recovery import RecoveryStatus
 from rolloutfleet_operator.api.weightsync import LastRefit
 
 MAX_ENGINE_ENDPOINTS = 64
@@ -28,6 +30,12 @@ class Weights(ApiModel):
         default=0, ge=0, description="skew is the number of engines that do not hold the committed version."
     )
     asleep: int = Field(default=0, ge=0, description="asleep is the number of engines that a trainer has put to sleep.")
+    behind: tuple[Laggard, ...] = Field(
+        default=(),
+        max_length=MAX_LINES,
+        description=f"behind are engines that do not hold the committed version, the first {MAX_LINES} of them.",
+        json_schema_extra=schema(list_type="atomic"),
+    )
     last_refit: LastRefit | None = Field(default=None, description="lastRefit says how the last refit ended.")
 
 
@@ -66,4 +74,7 @@ class RolloutFleetStatus(ApiModel):
     )
     revision: str = Field(default="", max_length=63, description="revision is the current revision of engine pods.")
     weights: Weights | None = Field(default=None, description="weights say which weights the fleet serves.")
+    recovery: RecoveryStatus | None = Field(
+        default=None, description="recovery says what failed, and what is done about it."
+    )
     endpoints: Endpoints | None = Field(default=None, description="endpoints are addresses inside the cluster.")

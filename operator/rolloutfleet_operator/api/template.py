@@ -82,6 +82,13 @@ class TemplateSpec(ApiModel):
         description="volumeMounts say where the engine container sees the volumes.",
         json_schema_extra=schema(list_type="map", list_map_keys=["mountPath"]),
     )
+    host_ipc: bool = Field(
+        default=False,
+        alias="hostIPC",
+        description="hostIPC puts the engines into their node's IPC namespace and /dev/shm, so that a trainer there can show its "
+        "memory to them (refit.transport Colocated). Whatever else runs in that namespace can reach it too, and the Pod "
+        "Security Standards allow it in privileged namespaces alone.",
+    )
     termination_grace_period_seconds: int = Field(
         default=30,
         ge=0,

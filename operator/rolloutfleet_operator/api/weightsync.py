@@ -1,10 +1,21 @@
 """``WeightSync``: one run of a fleet's sync job, and what it reports."""
 
+from typing import Final
+
 from pydantic import Field
 
 from rolloutfleet.contract.trainer import Phase
 from rolloutfleet_operator.api.base import ApiModel, LongText, ShortText, cel, schema
 from rolloutfleet_operator.api.conditions import Condition
+from rolloutfleet_operator.api.history import (
+    MAX_LINES,
+    MAX_REFITS,
+    AttemptSummary,
+    Laggard,
+    LedgerGap,
+    Progress,
+    RefitSummary,
+)
 
 
 class FleetReference(ApiModel):
@@ -30,6 +41,13 @@ class TrainerSource(ApiModel):
     """Trainers that come and go."""
 
 
+class CheckpointRefit(ApiModel):
+    """One version out of a checkpoint."""
+
+    version: int = Field(ge=1, description="version is the weight version that the checkpoint becomes.")
+    place: str = Field(default="", max_length=1536, description="place is where the checkpoint is, in words.")
+
+
 class Floor(ApiModel):
     """What epoch and version start from."""
 
@@ -41,7 +59,14 @@ class WeightSyncSpec(ApiModel):
     """Which fleet is refitted, and by whom."""
 
     fleet_ref: FleetReference = Field(description="fleetRef is the fleet that is refitted.")
-    trainer: TrainerSource = Field(description="trainer lets trainers open sessions and send weights.")
+    trainer: TrainerSource | None = Field(
+        default=None, description="trainer lets trainers open sessions and send weights."
+    )
+    checkpoint: CheckpointRefit | None = Field(
+        default=None,
+        description="checkpoint is one version that a Job sends out of a checkpoint. The operator makes these objects from "
+        "weights.checkpoint of a fleet; one that anybody else makes does nothing.",
+    )
     floor: Floor = Field(
         default_factory=Floor, description="floor is set by the operator, so that epoch and version never fall."
     )
@@ -52,6 +77,22 @@ class Intent(ApiModel):
 
     epoch: int = Field(ge=0, description="epoch is the group's epoch.")
     version: int = Field(ge=0, description="version is the weight version on its way.")
+    attempt: int = Field(
+        default=1, ge=1, description="attempt counts how often it set out, with fewer engines each time."
+    )
+    repair: bool = Field(
+        default=False, description="repair says that it is the committed version, on its way to engines that lack it."
+    )
+
+
+MAX_VERSIONS: Final = 8
+
+
+class VersionCount(ApiModel):
+    """Engines that serve one version."""
+
+    version: int = Field(ge=0, description="version is what they serve.")
+    engines: int = Field(ge=1, description="engines is how many of them there are.")
 
 
 class MemberCounts(ApiModel):
@@ -62,6 +103,21 @@ class MemberCounts(ApiModel):
         default=0, ge=0, description="admitted is the number of engines that hold the committed version."
     )
     asleep: int = Field(default=0, ge=0, description="asleep is the number of engines that sleep.")
+    stale: int = Field(
+        default=0,
+        ge=0,
+        description="stale is the number of engines that serve an older version and may do so for a while, see spec.refit.strategy of the "
+        "fleet.",
+    )
+    oldest_version: int | None = Field(
+        default=None, ge=0, description="oldestVersion is the oldest one that is served, while more than one is."
+    )
+    versions: tuple[VersionCount, ...] = Field(
+        default=(),
+        max_length=MAX_VERSIONS,
+        description="versions count the engines by the version that they serve, the newest first, while more than one is served.",
+        json_schema_extra=schema(list_type="atomic"),
+    )
 
 
 class Session(ApiModel):
@@ -116,6 +172,28 @@ class LastRefit(ApiModel):
         json_schema_extra=schema(list_type="atomic"),
     )
     slowest: ShortText = Field(default="", description="slowest is the pod and local rank that had the version last.")
+    slowest_lag_seconds: float = Field(
+        default=0,
+        ge=0,
+        description="slowestLagSeconds is how much later the slowest engine had the version than the one in the middle.",
+    )
+    attempts: tuple[AttemptSummary, ...] = Field(
+        default=(),
+        max_length=MAX_LINES,
+        description=f"attempts are those that lost a member before this outcome, the first {MAX_LINES} of them.",
+        json_schema_extra=schema(list_type="atomic"),
+    )
+
+
+class CheckpointRun(ApiModel):
+    """How the Job of a checkpoint fares."""
+
+    job: ShortText = Field(default="", description="job is the Job's name.")
+    revision: ShortText = Field(default="", description="revision changes with anything in the Job.")
+    outcome: ShortText = Field(
+        default="", description="outcome is Waiting, Running, Complete or Failed; a Job that Failed is not tried again."
+    )
+    message: LongText = Field(default="", description="message says what it waits for, does, or why it failed.")
 
 
 class WeightSyncStatus(ApiModel):
@@ -131,6 +209,42 @@ class WeightSyncStatus(ApiModel):
     epoch: int = Field(default=0, ge=0, description="epoch is the last epoch used.")
     version: int = Field(default=0, ge=0, description="version is the committed weight version.")
     intent: Intent | None = Field(default=None, description="intent is the refit under way.")
+    held: LongText = Field(
+        default="",
+        description="held says why whole engines refuse requests since a refit failed (refit.onFailure Hold).",
+    )
     members: MemberCounts | None = Field(default=None, description="members counts the engines.")
     session: Session | None = Field(default=None, description="session is the trainer's, while there is one.")
+    refit: Progress | None = Field(default=None, description="refit is the refit under way.")
+    gaps: tuple[LedgerGap, ...] = Field(
+        default=(),
+        max_length=MAX_LINES,
+        description="gaps say why a group that forms is not whole, and which variables differ between engines; "
+        f"the first {MAX_LINES} of them.",
+        json_schema_extra=schema(list_type="atomic"),
+    )
+    behind: tuple[Laggard, ...] = Field(
+        default=(),
+        max_length=MAX_LINES,
+        description=f"behind are engines that do not hold the committed version, the first {MAX_LINES} of them.",
+        json_schema_extra=schema(list_type="atomic"),
+    )
+    checkpoint: CheckpointRun | None = Field(
+        default=None, description="checkpoint says how the Job that sends spec.checkpoint fares."
+    )
+    repair: CheckpointRun | None = Field(
+        default=None, description="repair says how the Job fares that sends it again, to engines that lack it."
+    )
     last_refit: LastRefit | None = Field(default=None, description="lastRefit says how the last refit ended.")
+    refits: tuple[RefitSummary, ...] = Field(
+        default=(),
+        max_length=MAX_REFITS,
+        description=f"refits are those that have ended, the newest last, at most {MAX_REFITS}.",
+        json_schema_extra=schema(list_type="atomic"),
+    )
+
+
+WEIGHTSYNC_VALIDATIONS: Final = [
+    cel("has(self.trainer) != has(self.checkpoint)", "a WeightSync has either trainer or checkpoint"),
+]
+"""Rules across fields of the spec."""

@@ -40,7 +40,7 @@ FLEET_RULES: Final[tuple[Rule, ...]] = (
     Rule(GROUP, naming.FLEET_PLURAL, ("get", "list", "patch", "watch")),
     Rule(GROUP, f"{naming.FLEET_PLURAL}/finalizers", ("update",)),
     Rule(GROUP, f"{naming.FLEET_PLURAL}/status", ("get", "patch")),
-    Rule(GROUP, naming.SYNC_PLURAL, _APPLIED),
+    Rule(GROUP, naming.SYNC_PLURAL, (*_APPLIED[:1], "delete", *_APPLIED[1:])),
     Rule(GROUP, f"{naming.SYNC_PLURAL}/status", ("get", "patch")),
 )
 """In every namespace that is served."""

@@ -46,6 +46,8 @@ def observe_pod(body: Body) -> Pod:
         unschedulable=scheduled.get("message", "") if scheduled.get("status") == "False" else "",
         sandbox_missing=sandbox_missing,
         mounts=_mounts(spec) if sandbox_missing else "",
+        disrupted=conditions.get("DisruptionTarget", {}).get("status") == "True",
+        leaving=_cut((metadata.get("annotations") or {}).get(naming.ANNOTATION_LEAVING, "")),
     )
 
 
@@ -65,7 +67,7 @@ def _mounts(spec: Mapping[str, Any]) -> str:
 
 
 def observe_job(body: Body) -> Job:
-    """A sync Job."""
+    """The sync Job, or one that sends a checkpoint."""
     metadata, status = body["metadata"], body.get("status") or {}
     ended = [c for c in status.get("conditions") or () if c["type"] in ("Complete", "Failed") and c["status"] == "True"]
     return Job(
@@ -75,6 +77,8 @@ def observe_job(body: Body) -> Job:
         terminating="deletionTimestamp" in metadata,
         finished=ended[0]["type"] if ended else "",
         message=ended[0].get("message", "") if ended else "",
+        role=_labels(body).get(naming.LABEL_ROLE, ""),
+        revision=_labels(body).get(naming.LABEL_REVISION, ""),
     )
 
 
@@ -91,6 +95,8 @@ def observe_weightsync(body: Body) -> WeightSync:
         floor_epoch=floor.get("epoch", 0),
         floor_version=floor.get("version", 0),
         status=_plain(body.get("status") or {}),
+        checkpoint=(spec.get("checkpoint") or {}).get("version"),
+        owner_uid=controller_uid(body),
     )
 
 
@@ -119,14 +125,25 @@ def observe_fleet(body: Body) -> FleetBrief:
         terminating="deletionTimestamp" in metadata,
         epoch=weights.get("epoch", 0),
         version=weights.get("version", 0),
+        revive=revive_of(body),
     )
 
 
+def revive_of(body: Body) -> str:
+    """The value of the fleet's annotation that gives retired engines another chance, cut to what the status holds."""
+    return str((body["metadata"].get("annotations") or {}).get(naming.ANNOTATION_REVIVE, ""))[:256]
+
+
 def observe_node(body: Body) -> Node:
-    """A node's extended resources: those with a slash in their name, which are whole numbers."""
+    """A node's taints, and its extended resources: those with a slash in their name, which are whole numbers."""
     allocatable = (body.get("status") or {}).get("allocatable") or {}
     extended = ((name, amount) for name, amount in allocatable.items() if "/" in name and str(amount).isdigit())
-    return Node(name=body["metadata"]["name"], extended=tuple(sorted((name, int(amount)) for name, amount in extended)))
+    taints = (body.get("spec") or {}).get("taints") or ()
+    return Node(
+        name=body["metadata"]["name"],
+        extended=tuple(sorted((name, int(amount)) for name, amount in extended)),
+        taints=tuple(sorted({str(taint["key"]) for taint in taints})),
+    )
 
 
 def controller_uid(body: Body) -> str:
@@ -154,6 +171,7 @@ def _container(statuses: Sequence[Body], pod_status: Body) -> ContainerState:
         exit_code=ended.get("exitCode", 0),
         exit_reason=ended.get("reason", ""),
         exit_message=_cut(ended.get("message", "")),
+        ended_at=_time(ended["finishedAt"]) if ended.get("finishedAt") else None,
     )
 
 

@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+JOB_ROLES = frozenset({"sync", "checkpoint"})
+"""Pods that belong to a Job."""
+
 
 @dataclass(frozen=True, slots=True)
 class ContainerState:
@@ -19,11 +22,18 @@ class ContainerState:
     exit_reason: str = ""
     exit_message: str = ""
     """The last termination message: the engine's own words."""
+    ended_at: datetime | None = None
+    """When it last ended."""
+
+    @property
+    def up(self) -> bool:
+        """Whether it runs and has come up."""
+        return self.started and not self.waiting_reason
 
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """An engine pod or a sync pod."""
+    """An engine pod, or one of a Job."""
 
     name: str
     uid: str
@@ -47,6 +57,10 @@ class Pod:
     """Scheduled, but its volumes or its network are not there yet."""
     mounts: str = ""
     """While the sandbox is missing: what its containers mount, in words."""
+    disrupted: bool = False
+    """It was evicted, preempted or drained, or is about to be: its end is no failure of its own."""
+    leaving: str = ""
+    """Why it is about to be taken away while it serves still; empty when nobody has announced that."""
 
     @property
     def dead(self) -> bool:
@@ -61,7 +75,7 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A sync Job."""
+    """The sync Job, or one that sends a checkpoint."""
 
     name: str
     uid: str
@@ -70,6 +84,8 @@ class Job:
     finished: str = ""
     """``Failed`` or ``Complete``, empty while it runs."""
     message: str = ""
+    role: str = "sync"
+    revision: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +101,9 @@ class WeightSync:
     floor_version: int
     status: Mapping[str, Any]
     """As stored; parsed where it is used."""
+    checkpoint: int | None = None
+    """The version that it brings out of a checkpoint; None where trainers come and go."""
+    owner_uid: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +126,8 @@ class Node:
     name: str
     extended: tuple[tuple[str, int], ...]
     """Allocatable extended resources, sorted by name."""
+    taints: tuple[str, ...] = ()
+    """Keys of its taints, sorted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +140,8 @@ class FleetBrief:
     epoch: int
     version: int
     """Epoch and version as the fleet's status holds them."""
+    revive: str = ""
+    """The value of the annotation that gives retired engines another chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +156,8 @@ class Observed:
 
     def engine_pods(self, fleet_uid: str) -> tuple[Pod, ...]:
         """The fleet's own engine pods, by name."""
-        return self._own(fleet_uid, sync=False)
+        own = (p for p in self.pods if p.role not in JOB_ROLES and p.owner_uid == fleet_uid)
+        return tuple(sorted(own, key=lambda pod: pod.name))
 
     def sync_pods(self) -> tuple[Pod, ...]:
         """The sync pods, by name; their owner is the Job."""
@@ -141,8 +165,8 @@ class Observed:
 
     def foreign_engine_pods(self, fleet_uid: str) -> tuple[Pod, ...]:
         """Engine pods of a former fleet of the same name: their names are taken, and they count for nothing else."""
-        return tuple(p for p in self.pods if p.role != "sync" and p.owner_uid != fleet_uid)
+        return tuple(p for p in self.pods if p.role not in JOB_ROLES and p.owner_uid != fleet_uid)
 
-    def _own(self, fleet_uid: str, *, sync: bool) -> tuple[Pod, ...]:
-        own = (p for p in self.pods if (p.role == "sync") == sync and p.owner_uid == fleet_uid)
-        return tuple(sorted(own, key=lambda pod: pod.name))
+    def jobs_of(self, role: str) -> tuple[Job, ...]:
+        """The Jobs of one kind, by name."""
+        return tuple(sorted((job for job in self.jobs if job.role == role), key=lambda job: job.name))

@@ -8,10 +8,18 @@ from rolloutfleet_operator.plan.observed import Pod
 
 
 def plan_roster(fleet: str, fleet_uid: str, goal: EngineGoal, own: Sequence[Pod]) -> Roster:
-    """One live pod per engine, of whatever revision, by engine; a pod without an address is listed and not reachable yet."""
+    """One live pod per engine that is not retired, of whatever revision, by engine; one without an address is not reachable yet."""
     members = tuple(
-        Member(engine=engine, pod_name=pod.name, pod_uid=pod.uid, address=pod.address, ranks=pod.ranks)
+        Member(
+            engine=engine,
+            pod_name=pod.name,
+            pod_uid=pod.uid,
+            address=pod.address,
+            ranks=pod.ranks,
+            leaving=bool(pod.leaving),
+        )
         for engine, pod in sorted(current_pods(own, goal.revision).items())
-        if engine < goal.engines
+        if engine in goal.wanted
     )
-    return Roster(fleet=fleet, fleet_uid=fleet_uid, engines=goal.engines, members=members)
+    retired = tuple(sorted(goal.retired))
+    return Roster(fleet=fleet, fleet_uid=fleet_uid, engines=len(goal.wanted), retired=retired, members=members)

@@ -16,11 +16,11 @@ class JobPlan:
 
 
 def plan_active(weightsyncs: Iterable[WeightSync]) -> WeightSync | None:
-    """The WeightSync whose turn it is: the oldest that is not being deleted.
+    """The WeightSync whose turn it is: the oldest that is not being deleted, of those that trainers are to use.
 
     Of those made in one second, the one that has the turn already keeps it.
     """
-    candidates = [sync for sync in weightsyncs if not sync.terminating]
+    candidates = [sync for sync in weightsyncs if not sync.terminating and sync.checkpoint is None]
     return min(candidates, key=lambda sync: (sync.created, not _has_turn(sync), sync.name), default=None)
 
 

@@ -17,6 +17,7 @@ from rolloutfleet_operator.reconcile.taxonomy import treatment_of
 from rolloutfleet_operator.reconcile.view import FleetView, view_fleet
 from rolloutfleet_operator.status.conditions import Event, condition_events
 from rolloutfleet_operator.status.fleet import Fault, summarize_fault, summarize_fleet
+from rolloutfleet_operator.status.recovery import recovery_events
 from rolloutfleet_operator.status.weights import weights_events
 
 OWN_CONDITIONS = frozenset(FleetCondition)
@@ -31,6 +32,8 @@ class PassResult:
     events: tuple[Event, ...] = ()
     retry_after: float | None = None
     wrote_status: bool = False
+    ready: str = ""
+    """What the condition Ready says after it."""
     gone: bool = False
 
 
@@ -62,8 +65,9 @@ async def run_pass(runtime: Runtime, key: FleetKey, observe: Callable[[], Observ
         body=body,
         error=error,
         events=events,
-        retry_after=view.engines.retry_after if view is not None else None,
+        retry_after=view.retry_after if view is not None else None,
         wrote_status=wrote,
+        ready=ready_status(status),
     )
 
 
@@ -83,7 +87,12 @@ async def report_fault(runtime: Runtime, key: FleetKey, error: Exception, messag
     fault = Fault(treatment.reason, message, treatment.stalled)
     status = summarize_fault(previous, previous, fault, body["metadata"]["generation"], runtime.now())
     events, wrote = await write_status(runtime, body, previous, status)
-    return PassResult(body=body, error=error, events=events, wrote_status=wrote)
+    return PassResult(body=body, error=error, events=events, wrote_status=wrote, ready=ready_status(status))
+
+
+def ready_status(status: RolloutFleetStatus) -> str:
+    """The status of the condition Ready, Unknown while there is none."""
+    return next((c.status for c in status.conditions if c.type == FleetCondition.READY), "Unknown")
 
 
 async def load_fleet(runtime: Runtime, key: FleetKey) -> Mapping[str, Any] | None:
@@ -113,6 +122,7 @@ async def write_status(
     events = condition_events(previous.conditions, status.conditions)
     if status.weights is not None:
         events += weights_events(previous.weights, status.weights)
+    events += recovery_events(previous.recovery, status.recovery)
     return events, True
 
 

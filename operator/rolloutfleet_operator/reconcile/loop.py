@@ -32,8 +32,9 @@ async def drive_fleet(
         while not stopped:
             flag.clear()
             runtime.ticks.beat(key, config.pass_deadline_seconds + TICK_GRACE_SECONDS)
-            result = await unless_stopped(stopped, _guarded_pass(runtime, key, observe, failures))
+            result = await unless_stopped(stopped, _measured_pass(runtime, key, observe, failures))
             if result is None or result.gone:
+                runtime.metrics.forget_fleet(key)
                 await _until_stopped(runtime, key, flag, stopped)
                 continue
             failures = failures + 1 if result.error is not None else 0
@@ -47,6 +48,18 @@ async def drive_fleet(
     finally:
         runtime.wakes.close(key, flag)
         runtime.ticks.drop(key)
+        runtime.metrics.forget_fleet(key)
+
+
+async def _measured_pass(runtime: Runtime, key: FleetKey, observe: Callable[[], Observed], failures: int) -> PassResult:
+    began = runtime.monotonic()
+    result = await _guarded_pass(runtime, key, observe, failures)
+    error = result.error
+    reason = "" if error is None else error.reason if isinstance(error, OperatorError) else type(error).__name__
+    runtime.metrics.note_pass(runtime.monotonic() - began, reason, wrote=result.wrote_status)
+    if result.ready:
+        runtime.metrics.note_fleet(key, result.ready)
+    return result
 
 
 async def _until_stopped(runtime: Runtime, key: FleetKey, flag: asyncio.Event, stopped: Stopper) -> None:

@@ -11,6 +11,7 @@ from rolloutfleet_operator.errors import AlreadyExistsError, NotFoundError, Oper
 from rolloutfleet_operator.plan.observe import controller_uid
 from rolloutfleet_operator.plan.observed import Pod
 from rolloutfleet_operator.plan.sync import plan_floor
+from rolloutfleet_operator.reconcile.checkpoint import apply_checkpoint
 from rolloutfleet_operator.reconcile.ownership import create_owned, foreign, keep_applied
 from rolloutfleet_operator.reconcile.runtime import Runtime
 from rolloutfleet_operator.reconcile.taxonomy import gravest
@@ -72,9 +73,9 @@ async def apply_weightsync(runtime: Runtime, view: FleetView) -> None:
 
 
 async def apply_turns(runtime: Runtime, view: FleetView) -> None:
-    """Every WeightSync says whether it is its turn."""
+    """Every WeightSync that trainers are to use says whether it is its turn."""
     for sync in sorted(view.observed.weightsyncs, key=lambda s: s.name):
-        if sync.terminating:
+        if sync.terminating or sync.checkpoint is not None:
             continue
         condition = active_condition(sync, judge_turn(sync, view.active, view.fleet.name), runtime.now())
         if condition is not None:
@@ -97,10 +98,18 @@ async def apply_sync_job(runtime: Runtime, view: FleetView) -> None:
     await create_owned(runtime.gateway, view.fleet, view.job.manifest)
 
 
+async def apply_weights(runtime: Runtime, view: FleetView) -> None:
+    """What is planned for the fleet's checkpoint is done, and told in its WeightSync."""
+    await apply_checkpoint(runtime.gateway, view.fleet, view.checkpoint, runtime.now())
+
+
 async def apply_engines(runtime: Runtime, view: FleetView) -> None:
     """Engine pods are ended and made as planned; one that serves is ended only when the server would take its successor."""
     plan = view.engines
-    pods = {engine: render_engine_pod(view.fleet, view.template, engine, number) for engine, number in plan.create}
+    pods = {
+        engine: render_engine_pod(view.fleet, view.template, engine, number, view.goal.avoided)
+        for engine, number in plan.create
+    }
     serving = sorted(pod.engine for pod in plan.delete if pod.ready and pod.engine in pods)
     if serving:
         await runtime.gateway.create(pods[serving[0]], dry_run=True)
@@ -109,7 +118,15 @@ async def apply_engines(runtime: Runtime, view: FleetView) -> None:
 
 
 # Turns before the standing WeightSync: one that is made anew must find the turn of another written down.
-STEPS: tuple[Step, ...] = (apply_token, apply_shared, apply_turns, apply_weightsync, apply_sync_job, apply_engines)
+STEPS: tuple[Step, ...] = (
+    apply_token,
+    apply_shared,
+    apply_turns,
+    apply_weightsync,
+    apply_sync_job,
+    apply_engines,
+    apply_weights,
+)
 
 
 async def run_steps(runtime: Runtime, view: FleetView) -> None:

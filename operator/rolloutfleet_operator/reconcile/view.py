@@ -8,12 +8,18 @@ from typing import Any
 from rolloutfleet_operator.api.fleet import RolloutFleetSpec
 from rolloutfleet_operator.api.fleetstatus import RolloutFleetStatus, Weights
 from rolloutfleet_operator.api.parse import parse_fleet_spec, parse_weightsync_status
+from rolloutfleet_operator.api.recovery import RecoveryStatus
 from rolloutfleet_operator.config import Images
+from rolloutfleet_operator.naming import ROLE_SYNC
 from rolloutfleet_operator.plan.engines import EngineGoal, EnginePlan, current_pods, plan_engines
 from rolloutfleet_operator.plan.fit import Fit, plan_fit
+from rolloutfleet_operator.plan.leaving import mark_leaving
+from rolloutfleet_operator.plan.observe import revive_of
 from rolloutfleet_operator.plan.observed import Observed, Pod, WeightSync
+from rolloutfleet_operator.plan.recovery import RecoveryGoal, due_in, plan_recovery
 from rolloutfleet_operator.plan.roster import plan_roster
 from rolloutfleet_operator.plan.sync import JobPlan, plan_active, plan_sync_job
+from rolloutfleet_operator.reconcile.checkpoint import CheckpointView, view_checkpoint
 from rolloutfleet_operator.render.engine import EngineTemplate, render_engine_template
 from rolloutfleet_operator.render.identity import FleetIdentity, Manifest
 from rolloutfleet_operator.render.shared import render_members, render_services
@@ -43,6 +49,10 @@ class FleetView:
     """Objects that are applied and kept as rendered."""
     weights: Weights
     reported: bool
+    recovery: RecoveryStatus
+    checkpoint: CheckpointView
+    retry_after: float | None
+    """When the next pass is due although nothing will have changed, in seconds."""
 
     def facts(self) -> FleetFacts:
         """What the status is made from."""
@@ -59,6 +69,8 @@ class FleetView:
             sync_waits=self.jobs.waiting_for,
             weights=self.weights,
             reported=self.reported,
+            recovery=self.recovery,
+            checkpoint=self.checkpoint.plan,
         )
 
 
@@ -86,12 +98,31 @@ def view_fleet(
     spec, fleet = parse_fleet_spec(body), identify(body)
     template = render_engine_template(fleet, spec, images)
     fit = plan_fit(spec.parallelism.tensor, spec.placement.gpu_resource, observed.nodes)
-    goal = EngineGoal(engines=spec.engines, revision=template.revision, may_disrupt=fit.fits is not False)
-    own = observed.engine_pods(fleet.uid)
+    own = mark_leaving(observed.engine_pods(fleet.uid), observed.nodes, spec.recovery.leaving_taints)
+    recovery = plan_recovery(
+        RecoveryGoal(spec.recovery, spec.engines, template.revision, revive_of(body)),
+        previous.recovery or RecoveryStatus(),
+        own,
+        now,
+    )
+    goal = EngineGoal(
+        engines=spec.engines,
+        revision=template.revision,
+        may_disrupt=fit.fits is not False,
+        retired=frozenset(recovery.retired),
+        avoided=frozenset(node.node for node in recovery.quarantined_nodes),
+        backoff_cap_seconds=spec.recovery.backoff_cap_seconds,
+    )
+    engines = plan_engines(goal, own, observed.foreign_engine_pods(fleet.uid), now)
     active = plan_active(observed.weightsyncs)
     job = None if active is None or spec.suspend else render_sync_job(fleet, spec, active.name, images)
     reports = {sync.uid: parse_weightsync_status({"status": sync.status}) for sync in observed.weightsyncs}
     report = reports.get(active.uid) if active is not None else None
+    weights = fold_weights(previous.weights, reports.values(), report)
+    current = current_pods(own, goal.revision).values()
+    checkpoint = view_checkpoint(
+        fleet, spec, observed, images, current, weights.version, report, previous.conditions, now
+    )
     shared = [*render_services(fleet), render_members(fleet, plan_roster(fleet.name, fleet.uid, goal, own))]
     if active is not None:
         shared += render_sync_access(fleet, active.name)
@@ -104,11 +135,21 @@ def view_fleet(
         goal=goal,
         fit=fit,
         own=own,
-        engines=plan_engines(goal, own, observed.foreign_engine_pods(fleet.uid), now),
+        engines=engines,
         active=active,
         job=job,
-        jobs=plan_sync_job(job.name if job else "", fleet.uid, observed.jobs, observed.sync_pods()),
+        jobs=plan_sync_job(job.name if job else "", fleet.uid, observed.jobs_of(ROLE_SYNC), observed.sync_pods()),
         shared=tuple(shared),
-        weights=fold_weights(previous.weights, reports.values(), report),
+        weights=weights,
         reported=report is not None and report.members is not None,
+        recovery=recovery,
+        checkpoint=checkpoint,
+        retry_after=min(
+            (
+                after
+                for after in (engines.retry_after, due_in(recovery, now), checkpoint.plan.retry_after)
+                if after is not None
+            ),
+            default=None,
+        ),
     )

@@ -1,5 +1,6 @@
 """Engine pods: one template per revision, and one pod per engine and incarnation of it."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ from rolloutfleet_operator.api.model import LoadFormat
 from rolloutfleet_operator.config import Images
 from rolloutfleet_operator.render.arguments import MODEL_PATH, render_arguments
 from rolloutfleet_operator.render.identity import FleetIdentity, Manifest
+from rolloutfleet_operator.render.nodes import avoid_nodes, node_loss_tolerations
 from rolloutfleet_operator.render.revision import revision_of
 from rolloutfleet_operator.render.security import container_security, pod_security
 
@@ -40,6 +42,10 @@ def render_engine_template(fleet: FleetIdentity, spec: RolloutFleetSpec, images:
         "securityContext": pod_security(),
         "subdomain": naming.engines_service_name(fleet.name),
         "terminationGracePeriodSeconds": template.termination_grace_period_seconds,
+        "tolerations": [
+            *(toleration.body() for toleration in template.tolerations),
+            *node_loss_tolerations(template.tolerations, spec.recovery.node_loss_seconds),
+        ],
         "volumes": _volumes(fleet, spec),
         **_overlay(spec),
     }
@@ -50,8 +56,10 @@ def render_engine_template(fleet: FleetIdentity, spec: RolloutFleetSpec, images:
     )
 
 
-def render_engine_pod(fleet: FleetIdentity, template: EngineTemplate, engine: int, incarnation: int) -> Manifest:
-    """One engine pod: the template with its own name, labels, host name and engine number."""
+def render_engine_pod(
+    fleet: FleetIdentity, template: EngineTemplate, engine: int, incarnation: int, avoided: Iterable[str] = ()
+) -> Manifest:
+    """One engine pod: the template with its own name, labels, host name and engine number, kept off the nodes that are avoided."""
     name = naming.engine_pod_name(fleet.name, engine, 0, incarnation)
     labels = {
         **template.labels,
@@ -66,11 +74,15 @@ def render_engine_pod(fleet: FleetIdentity, template: EngineTemplate, engine: in
     )
     container = template.spec["containers"][0]
     env = [{"name": names.ENV_ENGINE, "value": str(engine)}, *container["env"]]
+    affinity = avoid_nodes(template.spec.get("affinity"), avoided)
+    spec = {**template.spec, "containers": [{**container, "env": env}], "hostname": name}
+    if affinity:
+        spec["affinity"] = affinity
     return {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": metadata,
-        "spec": {**template.spec, "containers": [{**container, "env": env}], "hostname": name},
+        "spec": spec,
     }
 
 
@@ -112,6 +124,7 @@ def _environment(fleet: FleetIdentity, spec: RolloutFleetSpec) -> list[Manifest]
         names.ENV_RANKS: str(spec.parallelism.tensor),
         names.ENV_MODEL: spec.served_name,
         names.ENV_TOKEN_FILE: names.TOKEN_FILE,
+        names.ENV_GRACE_SECONDS: str(spec.template.termination_grace_period_seconds),
         names.ENV_AWAIT_FIRST_REFIT: "true" if spec.model.load_format is LoadFormat.DUMMY else "false",
     }
     from_pod = {
@@ -147,7 +160,7 @@ def _volumes(fleet: FleetIdentity, spec: RolloutFleetSpec) -> list[Manifest]:
             "secret": {"defaultMode": 0o440, "secretName": naming.token_name(fleet.name)},
         }
     ]
-    volumes += [_volume for path, _volume in _scratch().items() if path not in mounted]
+    volumes += [_volume for path, _volume in _scratch(spec).items() if path not in mounted]
     source = spec.model.source
     if source is not None and source.persistent_volume_claim is not None:
         claim = {"claimName": source.persistent_volume_claim.claim_name, "readOnly": True}
@@ -158,12 +171,13 @@ def _volumes(fleet: FleetIdentity, spec: RolloutFleetSpec) -> list[Manifest]:
     return [*volumes, *(volume.body() for volume in spec.template.volumes)]
 
 
-def _scratch() -> dict[str, Manifest]:
+def _scratch(spec: RolloutFleetSpec) -> dict[str, Manifest]:
     """Path -> volume that the operator gives unless the user mounts something there."""
-    return {
-        "/dev/shm": {"emptyDir": {"medium": "Memory"}, "name": f"{naming.VOLUME_PREFIX}shm"},  # noqa: S108
-        "/tmp": {"emptyDir": {}, "name": f"{naming.VOLUME_PREFIX}tmp"},  # noqa: S108
-    }
+    volumes: dict[str, Manifest] = {"/tmp": {"emptyDir": {}, "name": f"{naming.VOLUME_PREFIX}tmp"}}  # noqa: S108
+    if not spec.template.host_ipc:
+        # The host's comes with its IPC namespace, and a trainer looks for the engines there.
+        volumes["/dev/shm"] = {"emptyDir": {"medium": "Memory"}, "name": f"{naming.VOLUME_PREFIX}shm"}  # noqa: S108
+    return dict(sorted(volumes.items()))
 
 
 def _mounts(spec: RolloutFleetSpec) -> list[Manifest]:
@@ -171,7 +185,7 @@ def _mounts(spec: RolloutFleetSpec) -> list[Manifest]:
     mounts: list[Manifest] = [
         {"mountPath": names.TOKEN_DIRECTORY, "name": f"{naming.VOLUME_PREFIX}token", "readOnly": True}
     ]
-    mounts += [{"mountPath": path, "name": v["name"]} for path, v in _scratch().items() if path not in mounted]
+    mounts += [{"mountPath": path, "name": v["name"]} for path, v in _scratch(spec).items() if path not in mounted]
     source = spec.model.source
     if source is not None and source.local:
         model: Manifest = {"mountPath": MODEL_PATH, "name": f"{naming.VOLUME_PREFIX}model", "readOnly": True}
@@ -186,11 +200,11 @@ def _overlay(spec: RolloutFleetSpec) -> dict[str, Any]:
     template = spec.template
     fields = {
         "affinity": template.affinity,
+        "hostIPC": template.host_ipc,
         "imagePullSecrets": [secret.body() for secret in template.image_pull_secrets],
         "nodeSelector": dict(sorted(template.node_selector.items())),
         "priorityClassName": template.priority_class_name,
         "runtimeClassName": template.runtime_class_name,
         "serviceAccountName": template.service_account_name,
-        "tolerations": [toleration.body() for toleration in template.tolerations],
     }
     return {name: value for name, value in fields.items() if value}

@@ -45,7 +45,7 @@ def render_members(fleet: FleetIdentity, roster: Roster) -> Manifest:
     """The ConfigMap that the sync job watches."""
     return {
         "apiVersion": "v1",
-        "data": {names.MEMBERS_KEY: compact_json(roster.model_dump(mode="json", by_alias=True))},
+        "data": {names.MEMBERS_KEY: compact_json(roster.model_dump(mode="json", by_alias=True, exclude_defaults=True))},
         "kind": "ConfigMap",
         "metadata": fleet.metadata(naming.members_name(fleet.name), naming.ROLE_SHARED),
     }

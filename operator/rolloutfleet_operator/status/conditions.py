@@ -70,4 +70,5 @@ def condition_events(previous: Sequence[Condition], current: Sequence[Condition]
     return tuple(told.values())
 
 
-_QUIET = frozenset({Reason.SETTLED, Reason.PROGRESSING})
+_QUIET = frozenset({Reason.SETTLED, Reason.PROGRESSING, Reason.ENGINE_RETIRED})
+"""A retirement has an event of its own for each engine."""

@@ -1,7 +1,7 @@
 """A fleet's status."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from rolloutfleet.contract import names
@@ -10,11 +10,15 @@ from rolloutfleet_operator.api.conditions import FleetCondition, Reason
 from rolloutfleet_operator.api.fleet import RolloutFleetSpec
 from rolloutfleet_operator.api.fleetstatus import MAX_ENGINE_ENDPOINTS, Endpoints, RolloutFleetStatus, Weights
 from rolloutfleet_operator.api.model import LoadFormat
+from rolloutfleet_operator.api.recovery import RecoveryStatus
+from rolloutfleet_operator.plan.checkpoint import CheckpointPlan, Stage
 from rolloutfleet_operator.plan.engines import EngineGoal
 from rolloutfleet_operator.plan.fit import Fit
 from rolloutfleet_operator.plan.observed import Pod
 from rolloutfleet_operator.render.identity import FleetIdentity
+from rolloutfleet_operator.status.checkpoint import judge_checkpoint
 from rolloutfleet_operator.status.conditions import Verdict, fold_conditions
+from rolloutfleet_operator.status.recovery import retirement_trouble
 from rolloutfleet_operator.status.troubles import Trouble, pod_trouble, worst_trouble
 
 
@@ -37,11 +41,13 @@ class FleetFacts:
     weights: Weights
     reported: bool
     """Whether the sync job has counted the engines."""
+    recovery: RecoveryStatus = field(default_factory=RecoveryStatus)
+    checkpoint: CheckpointPlan = field(default_factory=CheckpointPlan)
 
     @property
     def wanted(self) -> list[Pod]:
         """The pods that count, by engine."""
-        return [pod for engine, pod in sorted(self.current.items()) if engine < self.goal.engines]
+        return [pod for engine, pod in sorted(self.current.items()) if engine in self.goal.wanted]
 
     @property
     def ready(self) -> int:
@@ -72,10 +78,11 @@ def summarize_fleet(facts: FleetFacts, previous: RolloutFleetStatus, now: dateti
     """The status to write."""
     ready, trouble = _ready(facts)
     stalled = trouble is not None and trouble.stalled
+    sending = judge_checkpoint(facts.checkpoint.refit) if facts.goal.engines else None
     verdicts = [
         ready,
-        _reconciling(ready, stalled=stalled),
-        _stalled(ready, stalled=stalled),
+        _reconciling(ready, sending, stalled=stalled),
+        _stalled(ready, sending, stalled=stalled),
         _placement(facts),
         _weights_current(facts),
     ]
@@ -88,6 +95,7 @@ def summarize_fleet(facts: FleetFacts, previous: RolloutFleetStatus, now: dateti
         label_selector=",".join(f"{k}={v}" for k, v in sorted(facts.fleet.selector(naming.ROLE_LEADER).items())),
         revision=facts.goal.revision,
         weights=facts.weights,
+        recovery=facts.recovery if facts.recovery != RecoveryStatus() else None,
         endpoints=_endpoints(facts),
     )
 
@@ -97,7 +105,7 @@ def summarize_fault(
 ) -> RolloutFleetStatus:
     """The status after a pass that could not finish: counts are those of ``base``, Ready, Reconciling and Stalled say why."""
     ready = Verdict(FleetCondition.READY, "False", fault.reason, fault.message)
-    verdicts = [ready, _reconciling(ready, stalled=fault.stalled), _stalled(ready, stalled=fault.stalled)]
+    verdicts = [ready, _reconciling(ready, None, stalled=fault.stalled), _stalled(ready, None, stalled=fault.stalled)]
     own = {verdict.type for verdict in verdicts}
     kept = [condition for condition in base.conditions if condition.type not in own]
     folded = fold_conditions(previous.conditions, verdicts, generation, now)
@@ -118,6 +126,9 @@ def _ready(facts: FleetFacts) -> tuple[Verdict, Trouble | None]:
     sync = _sync_trouble(facts)
     if sync is not None:
         return _not_ready(sync.reason, f"{sync.message}; {count}"), sync
+    retired = retirement_trouble(facts.fleet.name, facts.spec.recovery, facts.recovery)
+    if retired is not None:
+        return _not_ready(retired.reason, f"{retired.message}; {count}"), retired
     return _progress(facts, trouble, count), None
 
 
@@ -170,17 +181,28 @@ def _not_ready(reason: Reason, message: str) -> Verdict:
     return Verdict(FleetCondition.READY, "False", reason, message)
 
 
-def _reconciling(ready: Verdict, *, stalled: bool) -> Verdict:
+def _reconciling(ready: Verdict, sending: Verdict | None, *, stalled: bool) -> Verdict:
+    """``sending`` is what is said of a checkpoint on its way, or of one that could not be sent."""
     at_work = ready.status == "False" and not stalled and ready.reason is not Reason.SUSPENDED
-    if at_work:
+    if at_work and not _given_up(ready, sending):
         return Verdict(FleetCondition.RECONCILING, "True", ready.reason, ready.message)
+    if sending is not None and sending.reason is Reason.CHECKPOINT_REFIT and not stalled:
+        return Verdict(FleetCondition.RECONCILING, "True", sending.reason, sending.message)
     return Verdict(FleetCondition.RECONCILING, "False", Reason.SETTLED, "nothing is under way")
 
 
-def _stalled(ready: Verdict, *, stalled: bool) -> Verdict:
+def _stalled(ready: Verdict, sending: Verdict | None, *, stalled: bool) -> Verdict:
     if stalled:
         return Verdict(FleetCondition.STALLED, "True", ready.reason, ready.message)
+    if sending is not None and _given_up(ready, sending):
+        return Verdict(FleetCondition.STALLED, "True", sending.reason, sending.message)
     return Verdict(FleetCondition.STALLED, "False", Reason.SETTLED, "nothing needs anyone's help")
+
+
+def _given_up(ready: Verdict, sending: Verdict | None) -> bool:
+    """Whether nothing but a checkpoint that could not be sent is amiss."""
+    only_that = ready.status == "True" or ready.reason in {Reason.AWAITING_FIRST_REFIT, Reason.AWAITING_NEXT_REFIT}
+    return only_that and sending is not None and sending.reason is Reason.CHECKPOINT_FAILED
 
 
 def _placement(facts: FleetFacts) -> Verdict:
@@ -189,14 +211,14 @@ def _placement(facts: FleetFacts) -> Verdict:
         return Verdict(kind, "Unknown", Reason.NOTHING_RUNS, "the fleet has no engines now")
     if facts.fit.fits is False:
         return Verdict(kind, "False", Reason.NO_NODE_FITS, facts.fit.message)
-    placed = sum(bool(pod.node) for pod in facts.wanted)
-    count = f"{placed} of {facts.goal.engines} engines have a node"
+    placed, expected = sum(bool(pod.node) for pod in facts.wanted), len(facts.goal.wanted)
+    count = f"{placed} of {expected} engines have a node"
     refused = [pod for pod in facts.wanted if pod.unschedulable]
     if refused:
         return Verdict(
             kind, "False", Reason.UNSCHEDULABLE, f"pod {refused[0].name}: {refused[0].unschedulable}; {count}"
         )
-    if placed < facts.goal.engines:
+    if placed < expected:
         return Verdict(kind, "False", Reason.PLACING, count)
     return Verdict(kind, "True", Reason.PLACED, count)
 
@@ -205,6 +227,9 @@ def _weights_current(facts: FleetFacts) -> Verdict:
     kind, weights = FleetCondition.WEIGHTS_CURRENT, facts.weights
     if not facts.goal.engines:
         return Verdict(kind, "Unknown", Reason.NOTHING_RUNS, "the fleet has no engines now")
+    checkpoint = judge_checkpoint(facts.checkpoint.refit)
+    if checkpoint is not None:
+        return checkpoint
     if not facts.reported:
         return Verdict(kind, "Unknown", Reason.NO_REPORT, "the sync job has not counted the engines yet")
     if facts.spec.model.load_format is LoadFormat.DUMMY and weights.version == 0:
@@ -212,6 +237,8 @@ def _weights_current(facts: FleetFacts) -> Verdict:
         return Verdict(kind, "False", Reason.AWAITING_FIRST_REFIT, message)
     if weights.skew:
         message = f"{weights.skew} of {facts.goal.engines} engines do not hold version {weights.version}"
+        if facts.checkpoint.repair.stage is not Stage.NONE:
+            message += f"; the checkpoint is sent again: {facts.checkpoint.repair.message}"
         return Verdict(kind, "False", Reason.ENGINES_BEHIND, message)
     return Verdict(kind, "True", Reason.CURRENT, f"every engine holds version {weights.version}")
 

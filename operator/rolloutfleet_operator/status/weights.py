@@ -1,12 +1,21 @@
 """Which weights the fleet serves: the highest epoch and version that any of its WeightSyncs ever reported."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rolloutfleet_operator.api.fleetstatus import Weights
-from rolloutfleet_operator.api.weightsync import WeightSyncStatus
+from rolloutfleet_operator.api.weightsync import LastRefit, WeightSyncStatus
 from rolloutfleet_operator.status.conditions import Event
 
+REFIT_COMPLETE = "RefitComplete"
 REFIT_FAILED = "RefitFailed"
+REFIT_REFORMED = "RefitReformed"
+TRANSPORT_CHOSEN = "TransportChosen"
+ENGINE_DIRTY = "EngineDirty"
+ENGINE_LATE = "EngineLate"
+
+DIRTY = "Dirty"
+UP = frozenset({"Serving", "Paused"})
+"""States of an engine that lags behind although it is whole."""
 
 
 def fold_weights(
@@ -26,15 +35,62 @@ def fold_weights(
         target=max(version, intent.version) if intent is not None else version,
         skew=max(0, members.total - members.admitted) if members is not None else 0,
         asleep=members.asleep if members is not None else 0,
+        behind=active.behind if active is not None else (),
         last_refit=(active.last_refit if active is not None else None) or before.last_refit,
     )
 
 
 def weights_events(previous: Weights | None, current: Weights) -> tuple[Event, ...]:
-    """A warning for each refit that failed."""
-    refit = current.last_refit
-    if refit is None or refit.outcome != "Failed" or (previous is not None and previous.last_refit == refit):
-        return ()
-    where = f" while {refit.phase}" if refit.phase else ""
-    who = f" at {refit.member}" if refit.member else ""
-    return (Event(True, REFIT_FAILED, f"refit to version {refit.version} failed{where}{who}: {refit.message}"),)
+    """What to tell of refits and of engines that lag behind.
+
+    A failed refit is told each time. Of those that complete, the first of each minute is told, so that a trainer that refits every second
+    does not drown what else happens; the history in the WeightSync's status has them all.
+    """
+    before = previous or Weights()
+    return (*_refit_events(before.last_refit, current.last_refit), *_laggard_events(before, current))
+
+
+def _refit_events(before: LastRefit | None, refit: LastRefit | None) -> Iterable[Event]:
+    if refit is None or refit == before:
+        return
+    if refit.outcome == "Failed":
+        where = f" while {refit.phase}" if refit.phase else ""
+        who = f" at {refit.member}" if refit.member else ""
+        yield Event(True, REFIT_FAILED, f"refit to version {refit.version} failed{where}{who}: {refit.message}")
+        return
+    known = before is not None and bool(before.transport)
+    if refit.transport and not (known and before is not None and before.transport == refit.transport):
+        yield Event(False, TRANSPORT_CHOSEN, f"weights travel by {refit.reason or refit.transport}")
+    lost = sorted({pod for attempt in refit.attempts for pod in attempt.lost})
+    if lost:
+        yield Event(True, REFIT_REFORMED, f"refit to version {refit.version} went on without {_name_some(lost)}")
+    if before is None or _minute(before) != _minute(refit):
+        yield Event(
+            False,
+            REFIT_COMPLETE,
+            f"version {refit.version} is published on {refit.members} engines in {sum(refit.seconds.values()):.2f} s, "
+            f"paused {refit.pause_seconds:.3f} s; at most one such event is told in a minute",
+        )
+
+
+def _minute(refit: LastRefit) -> str:
+    return (refit.finished_at or "")[:16]
+
+
+def _laggard_events(before: Weights, current: Weights) -> Iterable[Event]:
+    """Engines that have become dirty, or have come up without the version; at version 0 every engine comes up like that."""
+    known = {(laggard.member, laggard.state == DIRTY) for laggard in before.behind}
+    fresh = [laggard for laggard in current.behind if (laggard.member, laggard.state == DIRTY) not in known]
+    dirty = [laggard for laggard in fresh if laggard.state == DIRTY]
+    late = [laggard for laggard in fresh if laggard.state in UP] if current.version else []
+    if dirty:
+        names = _name_some([laggard.member for laggard in dirty])
+        yield Event(True, ENGINE_DIRTY, f"{names} took part of a version and refuses to generate: {dirty[0].message}")
+    if late:
+        names = _name_some([laggard.member for laggard in late])
+        yield Event(False, ENGINE_LATE, f"{names} came up without version {current.version}: {late[0].message}")
+
+
+def _name_some(names: Sequence[str], limit: int = 4) -> str:
+    shown = ", ".join(names[:limit])
+    return f"{shown} and {len(names) - limit} more" if len(names) > limit else shown

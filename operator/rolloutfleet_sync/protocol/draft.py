@@ -1,12 +1,12 @@
 """A transition under construction: the state so far and the commands that go with it."""
 
 from collections.abc import Set as AbstractSet
-from dataclasses import replace
 from typing import Any
 
 from rolloutfleet.contract.worker import Call
 from rolloutfleet_sync.protocol.commands import CallWorker, CancelCalls, Command, PublishStatus
 from rolloutfleet_sync.protocol.model import MemberRecord, PendingCall, Refit, State, Verb
+from rolloutfleet_sync.protocol.replacing import replaced
 
 
 class Draft:
@@ -27,16 +27,16 @@ class Draft:
         return self.state.refit
 
     def change(self, **fields: Any) -> None:
-        self.state = replace(self.state, **fields)
+        self.state = replaced(self.state, fields)
 
     def change_refit(self, **fields: Any) -> None:
         refit = self.refit
-        self.change(refit=replace(refit, sequence=refit.sequence + 1, **fields))
+        self.change(refit=replaced(refit, {"sequence": refit.sequence + 1, **fields}))
 
     def change_member(self, pod_uid: str, **fields: Any) -> None:
         record = self.state.members.get(pod_uid)
         if record is not None:
-            self.change(members={**self.state.members, pod_uid: replace(record, **fields)})
+            self.change(members={**self.state.members, pod_uid: replaced(record, fields)})
 
     def new_id(self) -> int:
         number = self.state.next_id
@@ -76,7 +76,9 @@ class Draft:
         """The call of this id, now answered; None when nobody waits for it any more."""
         pending = self.state.calls.get(number)
         if pending is not None:
-            self.change(calls={key: value for key, value in self.state.calls.items() if key != number})
+            left = dict(self.state.calls)  # a copy and a deletion cost a tenth of a comprehension
+            del left[number]
+            self.change(calls=left)
         return pending
 
     def cancel_calls(self, numbers: AbstractSet[int]) -> None:

@@ -167,6 +167,11 @@ class WakeRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class HoldReleased:
+    """Engines that are held since a refit failed may serve."""
+
+
+@dataclass(frozen=True, slots=True)
 class RoundShown:
     """The outcome of a cache reset, a sleep or a wake has been handed over and may be forgotten."""
 
@@ -198,6 +203,7 @@ Event = (
     | CacheResetRequested
     | SleepRequested
     | WakeRequested
+    | HoldReleased
     | RoundShown
     | StopRequested
 )

@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
+from rolloutfleet.contract.members import Member
 from rolloutfleet.contract.worker import Call
 from rolloutfleet_sync.protocol.draft import Draft
-from rolloutfleet_sync.protocol.model import Seat, Verb
+from rolloutfleet_sync.protocol.model import MemberRecord, Seat, Verb
 
 GRACE_SECONDS = 0.5
 """A worker's own deadline ends first, so that its reason arrives."""
@@ -20,10 +21,16 @@ def fan_out(draft: Draft, verb: Verb, message: Callable[[Seat], Call], seats: tu
 
 
 def call_seat(draft: Draft, seat: Seat, verb: Verb, message: Call) -> None:
-    """Call one seat of the refit until the phase's deadline."""
-    record = draft.state.members.get(seat.pod_uid)
-    if record is not None:
-        draft.call(record, verb, message, remaining_seconds(draft) + GRACE_SECONDS, refit=draft.refit.id)
+    """Call one seat of the refit until the phase's deadline; one that has left the roster since is there for a while still."""
+    record = draft.state.members.get(seat.pod_uid) or _record_of(seat)
+    draft.call(record, verb, message, remaining_seconds(draft) + GRACE_SECONDS, refit=draft.refit.id)
+
+
+def _record_of(seat: Seat) -> MemberRecord:
+    member = Member(
+        engine=seat.engine, pod_name=seat.pod_name, pod_uid=seat.pod_uid, address=seat.address, ranks=seat.ranks
+    )
+    return MemberRecord(member=member, poll_at=float("inf"))
 
 
 def seat_header(draft: Draft, seat: Seat, epoch: int | None = None) -> dict[str, Any]:

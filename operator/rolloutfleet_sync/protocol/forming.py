@@ -1,9 +1,12 @@
-"""A refit's beginning, while every engine serves: from the ledger to a group in which all are ready for the bytes.
+"""The beginning of a refit's attempt: from the ledger to a group in which all are ready for the bytes. In the first one every engine
+serves meanwhile.
 
-``gather`` every member's report -> ``check`` the manifest -> choose the transport -> ``join`` the group -> ``prepare``. A kept group with
-the same members goes straight to the intent when it has prepared for this manifest, these layouts and this way of staging before.
+:mod:`~rolloutfleet_sync.protocol.gathering` says who takes part; they ``check`` the manifest -> the transport is chosen -> they ``join``
+the group -> they ``prepare``. A kept group with the same members goes straight to the intent when it has prepared for this manifest,
+these layouts and this way of staging before.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from rolloutfleet.contract.problems import Problem, ProblemCode
@@ -14,9 +17,7 @@ from rolloutfleet.contract.worker import (
     Join,
     JoinReport,
     Prepare,
-    WakeTag,
     WorkerReport,
-    WorkerState,
 )
 from rolloutfleet_sync.protocol.draft import Draft
 from rolloutfleet_sync.protocol.fanout import fan_out, remaining_seconds, seat_header
@@ -26,22 +27,20 @@ from rolloutfleet_sync.protocol.ledger import (
     find_environment_mismatch,
     find_lacking_base,
     find_ledger_mismatch,
-    name_some,
     plan_seats,
     world_size,
 )
-from rolloutfleet_sync.protocol.members import is_member_busy, poll_again
+from rolloutfleet_sync.protocol.members import poll_again
 from rolloutfleet_sync.protocol.model import Choice, Group, MemberRecord, Preparation, Refit, Session, Step, Verb
-from rolloutfleet_sync.protocol.outcome import abort_refit, enter_phase, fail_queued
+from rolloutfleet_sync.protocol.outcome import abort_refit, enter_phase, fail_queued, lose_seats
 from rolloutfleet_sync.protocol.refit import write_intent
+from rolloutfleet_sync.protocol.rolling import is_under_way
 from rolloutfleet_sync.protocol.transport import Parties, choose_adapter_transport, choose_transport
 from rolloutfleet_sync.protocol.verification import layout_digests
 
 KEPT_MANIFESTS = 2
 KEPT_ADAPTERS = 64
 """How many of each kind every rank remembers, by when it was last used."""
-
-GATHERABLE = frozenset({WorkerState.SERVING, WorkerState.PAUSED, WorkerState.DIRTY})
 
 
 def start_queued_refit(draft: Draft) -> None:
@@ -50,11 +49,14 @@ def start_queued_refit(draft: Draft) -> None:
     queued = state.queued
     if queued is None or state.active is not None or state.reading or any(r.waiting for r in state.rounds.values()):
         return
+    if is_under_way(state, draft.now) and state.session is not None and state.session.id == queued.session:
+        return
     if state.session is None or state.session.id != queued.session:
         fail_queued(draft, queued, ProblemCode.SESSION_LOST, f"the session of trainer {queued.trainer} has ended")
         return
-    if queued.version <= state.version:
-        fail_queued(draft, queued, ProblemCode.STALE_VERSION, stale_version_message(queued.version, state.version))
+    stale = find_stale_version(queued.version, state.version, repair=queued.repair)
+    if stale:
+        fail_queued(draft, queued, ProblemCode.STALE_VERSION, stale)
         return
     end_loans(draft, f"refit of version {queued.version} begins")
     draft.change(refit=replace(queued, started=draft.now, first_call=draft.state.next_id), queued=None)
@@ -63,91 +65,25 @@ def start_queued_refit(draft: Draft) -> None:
     draft.change_refit(waiting=frozenset(draft.state.members))
 
 
-def stale_version_message(asked: int, committed: int) -> str:
-    """Why a version is refused."""
-    return f"version {asked} is not above the committed version {committed}; send {committed + 1} or higher"
-
-
-def has_reported(draft: Draft, record: MemberRecord) -> bool:
-    """Whether the member has said how it is since the refit began, and nothing is under way that could change it."""
+def find_stale_version(asked: int, committed: int, *, repair: bool) -> str:
+    """Why a version is refused; empty when it is not."""
+    if repair:
+        return "" if asked == committed else f"a repair brings the committed version, {committed}, not version {asked}"
     return (
-        record.failure is None
-        and not record.abort_owed
-        and not is_member_busy(draft.state, record)
-        and record.report is not None
-        and not record.report.lending
-        and record.reported_by >= draft.refit.first_call
+        ""
+        if asked > committed
+        else f"version {asked} is not above the committed version {committed}; send {committed + 1} or higher"
     )
 
 
-def is_gathered(draft: Draft, record: MemberRecord) -> bool:
-    """Whether the member has reported since the refit began and can take part."""
-    return has_reported(draft, record) and record.report is not None and is_gatherable(record.report)
-
-
-def is_gatherable(report: WorkerReport) -> bool:
-    """Whether weights can be given to this engine: it is up, and they are on the device."""
-    return report.state in GATHERABLE or (report.state is WorkerState.ASLEEP and not has_lost_weights(report))
-
-
-def has_lost_weights(report: WorkerReport) -> bool:
-    """Whether a sleeping engine has no weights on its device."""
-    return not report.asleep or WakeTag.WEIGHTS in report.asleep
-
-
-def gather_member(draft: Draft, pod_uid: str) -> None:
-    """Take one member's report into the ledger, and close it when it is full."""
-    record = draft.state.members.get(pod_uid)
-    refit = draft.refit
-    if record is None or pod_uid not in refit.waiting:
-        return
-    if is_gathered(draft, record):
-        draft.change_refit(waiting=refit.waiting - {pod_uid})
-        close_ledger_when_full(draft)
-    if draft.state.active is not None and draft.refit.step is Step.GATHER:
-        _fail_for_sleepers(draft)
-
-
-def _fail_for_sleepers(draft: Draft) -> None:
-    """End the refit once everybody has reported and only sleepers are waited for: no deadline wakes them."""
-    members, waiting = draft.state.members, draft.refit.waiting
-    records = [members[uid] for uid in waiting if uid in members]
-    if not records or not all(
-        has_reported(draft, record) and record.report is not None and record.report.state is WorkerState.ASLEEP
-        for record in records
-    ):
-        return
-    names = [record.pod_name for record in records]
-    abort_refit(
-        draft,
-        ProblemCode.WRONG_STATE,
-        f"{name_some(names)} {'sleeps' if len(names) == 1 else 'sleep'}: wake the fleet first, "
-        f"at least its tag {WakeTag.WEIGHTS}, with POST wake or Fleet.wake()",
-        names[0] if len(names) == 1 else "",
-    )
-
-
-def restart_gathering(draft: Draft) -> None:
-    """The roster changed while the ledger was open: wait for the members of the new one."""
-    draft.change_refit(
-        waiting=frozenset(uid for uid, record in draft.state.members.items() if not is_gathered(draft, record))
-    )
-    close_ledger_when_full(draft)
-
-
-def close_ledger_when_full(draft: Draft) -> None:
-    """Open the barrier if every engine of the fleet is in the ledger and all lines fit together."""
-    state, refit, roster = draft.state, draft.refit, draft.state.roster
-    if refit.waiting or roster is None or not roster.members or len(roster.members) < roster.engines:
-        return
-    unready = frozenset(uid for uid, record in state.members.items() if not is_gathered(draft, record))
-    if unready:
-        draft.change_refit(waiting=unready)
-        return
+def form_group(draft: Draft, present: Mapping[str, MemberRecord]) -> None:
+    """Seat these members, and go on with them if all lines fit together."""
+    state, refit = draft.state, draft.refit
     session = _session(draft)
-    reports = _reports(draft)
+    reports = {uid: record.report for uid, record in present.items() if record.report is not None}
     ranks = session.request.ranks
-    seats = plan_seats(roster.members, {uid: report.instance for uid, report in reports.items()}, ranks)
+    members = [record.member for record in present.values()]
+    seats = plan_seats(members, {uid: report.instance for uid, report in reports.items()}, ranks)
     draft.change_refit(seats=seats, trainer_ranks=ranks)
     problem = find_ledger_mismatch(seats, reports, session.request)
     if problem is not None:
@@ -274,12 +210,8 @@ def note_join(draft: Draft, pod_uid: str, report: JoinReport) -> None:
     seat = draft.refit.seat(pod_uid)
     expected = tuple(range(seat.offset, seat.offset + seat.ranks))
     if report.ranks != expected:
-        abort_refit(
-            draft,
-            ProblemCode.ENGINE_FAILED,
-            f"{seat.pod_name} joined as ranks {list(report.ranks)}, the plan says {list(expected)}",
-            seat.pod_name,
-        )
+        message = f"{seat.pod_name} joined as ranks {list(report.ranks)}, the plan says {list(expected)}"
+        lose_seats(draft, {pod_uid: (ProblemCode.ENGINE_FAILED, message)})
         return
     draft.change_member(pod_uid, abort_owed=False)
     draft.change_refit(waiting=draft.refit.waiting - {pod_uid})

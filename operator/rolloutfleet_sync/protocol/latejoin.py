@@ -1,17 +1,21 @@
-"""Late joiners: an engine that lacks the committed version gets it out of a peer's memory, without the trainer.
+"""Late joiners and stale engines: who lacks the committed version gets it out of a peer's memory, without the trainer.
 
 Between refits, a member that is up, has been told the version and does not hold it borrows it from a member that serves it: ``lend`` to the
 donor, which goes on serving, then ``borrow`` to the late one, in kernel format, rank from rank. Commit, resume and admission follow as the
 ordinary work of :mod:`~rolloutfleet_sync.protocol.members`. A donor lends to one peer at a time, several donors lend at once. The calls
 carry the current epoch, and a donor whose loan ends early is told to ``let-go``, so a kept group stays valid; the next refit re-forms it
 when its members have changed. An attempt that fails is made again later, each time after a longer wait, but not with a donor whose weights
-the borrower has refused for their shape. A refit or a sleep that begins ends every loan. Without a peer the member waits for that refit.
+the borrower has refused for their shape; after the first failure another donor, where there is one, is asked at once. A refit or a sleep
+that begins ends every loan. Without a peer the member waits for that refit.
+
+A member that serves an older version meanwhile (:mod:`~rolloutfleet_sync.protocol.staleness`) takes the new one beside its live weights,
+and swaps it in when it is told to commit; where it has no room it is taken out of service for the loan, if it may be.
 """
 
 from collections.abc import Iterable
 from dataclasses import replace
 
-from rolloutfleet.contract.policy import Wire
+from rolloutfleet.contract.policy import LateJoin, PauseMode, Staging, Wire
 from rolloutfleet.contract.problems import Problem, ProblemCode
 from rolloutfleet.contract.worker import Borrow, Lend, LendReport, ReceiveReport, WorkerReport, WorkerState
 from rolloutfleet_sync.protocol.draft import Draft
@@ -26,6 +30,8 @@ from rolloutfleet_sync.protocol.members import (
     poll_member_again,
 )
 from rolloutfleet_sync.protocol.model import Loan, MemberRecord, State, Verb
+from rolloutfleet_sync.protocol.rolling import is_under_way
+from rolloutfleet_sync.protocol.staleness import is_stale, may_take_out, serves
 
 BORROWERS = frozenset({WorkerState.SERVING, WorkerState.PAUSED, WorkerState.DIRTY})
 LONGEST_RETRY_SECONDS = 60.0
@@ -42,13 +48,19 @@ def offer_loan(draft: Draft, pod_uid: str) -> None:
     if loan is None or loan.version != state.version:
         loan = Loan(state.version, record.report.instance)
     elif loan.instance != record.report.instance:
-        loan = replace(loan, instance=record.report.instance, misfits=frozenset())
+        loan = replace(loan, instance=record.report.instance, misfits=frozenset(), cannot_stage=False)
     if draft.now < loan.retry_at:
         return
     donor = _find_donor(state, record, loan)
     if donor is None or donor.report is None:
         return
+    stale = is_stale(state, record)
+    staged = stale and state.policy.staging is Staging.AUTO and not loan.cannot_stage and _alike(donor, record)
+    if stale and not staged and not may_take_out(state, draft.now):
+        return
     seconds = float(state.policy.deadlines.transferring_seconds)
+    if stale and not staged:
+        seconds += state.policy.deadlines.pausing_seconds
     wire = Wire.NCCL if set(donor.report.devices) - {CPU} else Wire.GLOO
     message = Lend(
         **draft.header(donor.member.pod_uid, donor.report.instance),
@@ -58,6 +70,7 @@ def offer_loan(draft: Draft, pod_uid: str) -> None:
     )
     begun = replace(
         loan,
+        staged=staged,
         donor=donor.member.pod_uid,
         donor_instance=donor.report.instance,
         deadline=draft.now + seconds,
@@ -68,12 +81,28 @@ def offer_loan(draft: Draft, pod_uid: str) -> None:
     draft.publish()
 
 
+def offer_to_waiting(draft: Draft) -> None:
+    """Begin to give the version to whoever waits for it, now that a member may have come to lend: those out of service first."""
+    members = draft.state.members.items()
+    for uid, record in sorted(members, key=lambda item: (serves(item[1]), item[1].member.engine)):
+        if _wants_loan(draft, record):
+            offer_loan(draft, uid)
+
+
+def _alike(donor: MemberRecord, borrower: MemberRecord) -> bool:
+    """Whether both serve the same adapters, which do not come with weights that arrive beside the live ones."""
+    return (
+        donor.report is not None and borrower.report is not None and donor.report.adapters == borrower.report.adapters
+    )
+
+
 def _wants_loan(draft: Draft, record: MemberRecord) -> bool:
     state, report = draft.state, record.report
     return (
         state.version > 0
+        and state.policy.late_join is not LateJoin.WAIT
         and state.active is None
-        and state.queued is None
+        and (state.queued is None or is_under_way(state, draft.now))
         and not state.reading
         and not state.stopping
         and not any(each.waiting for each in state.rounds.values())
@@ -83,6 +112,7 @@ def _wants_loan(draft: Draft, record: MemberRecord) -> bool:
         and report is not None
         and report.state in BORROWERS
         and not (report.version == state.version and report.state is not WorkerState.DIRTY)
+        and not report.staged
         and not is_on_loan(state, record.member.pod_uid)
     )
 
@@ -144,15 +174,21 @@ def note_lend(draft: Draft, borrower: str, report: LendReport) -> None:
     seconds = max(loan.deadline - draft.now, 0.001)
     donor = state.members.get(loan.donor)
     wire = Wire.GLOO if donor is None or _on_cpus(donor) else Wire.NCCL
+    policy = state.policy
     message = Borrow(
         **draft.header(borrower, record.report.instance),
         version=loan.version,
         wire=wire,
         rendezvous=report.rendezvous,
         shape=report.shape,
-        adapters=report.adapters,
+        adapters=() if loan.staged else report.adapters,
+        staged=loan.staged,
+        pause=policy.pause if is_stale(state, record) else PauseMode.ABORT,
+        pause_seconds=float(policy.deadlines.pausing_seconds),
         deadline_seconds=seconds,
-        hold_seconds=float(2 * state.policy.deadlines.committing_seconds),
+        hold_seconds=float(
+            2 * policy.deadlines.committing_seconds + (policy.deadlines.pausing_seconds if loan.staged else 0)
+        ),
     )
     draft.call(record, Verb.BORROW, message, seconds + GRACE_SECONDS, borrower=borrower)
 
@@ -192,14 +228,31 @@ def fail_loan(draft: Draft, borrower: str, why: str) -> None:
 
 def _end_attempt(draft: Draft, borrower: str, loan: Loan, problem: str) -> None:
     wait = min(draft.state.timing.borrowing_retry * 2**loan.attempts, LONGEST_RETRY_SECONDS)
+    if problem and not loan.attempts and _has_other_donor(draft.state, loan):
+        wait = 0.0  # it may have been that donor alone
     ended = replace(loan, attempts=loan.attempts + 1, problem=problem, retry_at=draft.now + wait)
-    _change_loan(draft, borrower, replace(ended, donor="", donor_instance="", deadline=float("inf"), lent=None))
+    _change_loan(draft, borrower, _without_donor(draft, ended))
+
+
+def _has_other_donor(state: State, loan: Loan) -> bool:
+    return any(
+        uid != loan.donor and is_admitted(record, state.version) and _serves(record.report, loan)
+        for uid, record in state.members.items()
+    )
+
+
+def _without_donor(draft: Draft, loan: Loan) -> Loan:
+    known = loan.known_after if loan.staged else draft.state.next_id
+    return replace(loan, staged=False, known_after=known, donor="", donor_instance="", deadline=float("inf"), lent=None)
 
 
 def note_loan_failure(draft: Draft, borrower: str, verb: Verb, problem: Problem, *, refused: bool) -> None:
     """Donor or borrower refused or did not answer; whoever may still be at it is told to leave."""
     loan = draft.state.loans.get(borrower)
     if loan is None or not loan.donor:
+        return
+    if verb is Verb.BORROW and refused and problem.code is ProblemCode.NO_ROOM:
+        _end_without_room(draft, borrower, loan)
         return
     if verb is Verb.BORROW and refused and problem.code is ProblemCode.WRONG_STATE:
         # It compares shapes before anything else: the same two would end up here again, at the price of a digest of all weights each.
@@ -208,6 +261,16 @@ def note_loan_failure(draft: Draft, borrower: str, verb: Verb, problem: Problem,
     if verb is Verb.BORROW and not refused:
         involved.append(borrower)
     _break(draft, borrower, problem.message, *involved)
+
+
+def _end_without_room(draft: Draft, borrower: str, loan: Loan) -> None:
+    """Nothing has failed: the next attempt is made at once, and in place."""
+    ended = replace(
+        loan, cannot_stage=True, staged=False, donor="", donor_instance="", deadline=float("inf"), lent=None
+    )
+    _change_loan(draft, borrower, ended)
+    let_go(draft, loan.donor)
+    poll_member_again(draft, borrower)
 
 
 def _break(draft: Draft, borrower: str, why: str, *involved: str) -> None:

@@ -121,7 +121,22 @@ def find_environment_mismatch(
 ) -> Problem | None:
     """Variables and versions that differ although a group over this wire needs them equal; or None."""
     environments = {seat.pod_name: reports[seat.pod_uid].environment for seat in seats}
-    environments[TRAINER] = request.environment
+    versions = {seat.pod_name: reports[seat.pod_uid].nccl_version for seat in seats}
+    differences = find_differences(
+        environments | {TRAINER: request.environment}, versions | {TRAINER: request.nccl_version}, wire
+    )
+    if not differences:
+        return None
+    return Problem(
+        code=ProblemCode.ENVIRONMENT_MISMATCH,
+        message=f"{'; '.join(differences)}; make them equal on trainer and engines, a group that differs hangs",
+    )
+
+
+def find_differences(
+    environments: Mapping[str, Mapping[str, str]], nccl_versions: Mapping[str, str], wire: Wire
+) -> list[str]:
+    """Which variables that matter to this wire, or versions of its library, differ between parties, and who has which value."""
     prefixes = COMPARED_PREFIXES[wire]
     names = {name for environment in environments.values() for name in environment if name.startswith(prefixes)}
     differences = []
@@ -130,17 +145,10 @@ def find_environment_mismatch(
         if len(set(values.values())) > 1:
             differences.append(f"{name} is {_who_has_what(values)}")
     if wire is Wire.NCCL:
-        versions = {seat.pod_name: reports[seat.pod_uid].nccl_version for seat in seats}
-        versions[TRAINER] = request.nccl_version
-        known: dict[str, str | None] = {party: version for party, version in versions.items() if version}
+        known: dict[str, str | None] = {party: version for party, version in nccl_versions.items() if version}
         if len(set(known.values())) > 1:
             differences.append(f"the NCCL version is {_who_has_what(known)}")
-    if not differences:
-        return None
-    return Problem(
-        code=ProblemCode.ENVIRONMENT_MISMATCH,
-        message=f"{'; '.join(differences)}; make them equal on trainer and engines, a group that differs hangs",
-    )
+    return differences
 
 
 def _who_has_what(values: Mapping[str, str | None]) -> str:

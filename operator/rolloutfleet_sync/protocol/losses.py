@@ -1,19 +1,19 @@
 """What a refit does when a member does not answer, refuses, restarts, or is replaced.
 
-Before the decision any of these aborts the refit. After it the version is published, so the member is a casualty: the others go on, and the
+Before the decision any of these aborts the attempt, and another one follows without the member, see
+:mod:`~rolloutfleet_sync.protocol.reforming`. After it the version is published, so the member is a casualty: the others go on, and the
 refit ends Failed, naming it.
 """
 
 from rolloutfleet.contract.policy import CachePolicy
 from rolloutfleet.contract.problems import Problem, ProblemCode
-from rolloutfleet.contract.trainer import Phase
 from rolloutfleet.contract.worker import CommitReport, WorkerReport, WorkerState
 from rolloutfleet_sync.protocol.draft import Draft
-from rolloutfleet_sync.protocol.forming import close_ledger_when_full, restart_gathering
+from rolloutfleet_sync.protocol.gathering import gather
 from rolloutfleet_sync.protocol.ledger import TRAINER, name_some
 from rolloutfleet_sync.protocol.members import accept_report, note_swap
-from rolloutfleet_sync.protocol.model import MemberRecord, Seat, Step, Verb
-from rolloutfleet_sync.protocol.outcome import abort_refit, drop_from_abort, give_up_aborting, note_abort_failure
+from rolloutfleet_sync.protocol.model import MemberRecord, Refit, Seat, State, Step, Verb
+from rolloutfleet_sync.protocol.outcome import abort_refit, give_up_aborting, lose_seats, note_abort_failure, suspect
 from rolloutfleet_sync.protocol.recovery import lose_commit
 from rolloutfleet_sync.protocol.refit import (
     call_again,
@@ -27,13 +27,13 @@ STILL = frozenset({WorkerState.PAUSED, WorkerState.DIRTY, WorkerState.ASLEEP})
 
 
 def lose_member(draft: Draft, pod_uid: str, code: ProblemCode, message: str) -> None:
-    """Abort the refit for this member's sake, or count it as a casualty when the version is already decided."""
+    """Abort the attempt for this member's sake, or count it as a casualty when the version is already decided."""
     refit = draft.state.active
     if refit is None or all(seat.pod_uid != pod_uid for seat in refit.seats) or refit.step is Step.GATHER:
         return
     seat = refit.seat(pod_uid)
     if not refit.decided:
-        abort_refit(draft, code, message, seat.pod_name)
+        lose_seats(draft, {pod_uid: (code, message)})
         return
     if pod_uid in refit.casualties:
         return
@@ -116,13 +116,18 @@ def note_refit_failure(draft: Draft, pod_uid: str, verb: Verb, problem: Problem,
     refit = draft.refit
     if verb is Verb.ABORT:
         note_abort_failure(draft, pod_uid, problem, refused=refused)
+    elif verb in {Verb.COMMIT, Verb.RESUME} and not refused and pod_uid not in draft.state.members:
+        lose_member(draft, pod_uid, ProblemCode.MEMBER_ABSENT, _describe_fate(draft, refit.seat(pod_uid)))
     elif verb in {Verb.COMMIT, Verb.RESUME} and not refused:
         if pod_uid in refit.waiting:
             draft.change_refit(retry_at={**refit.retry_at, pod_uid: draft.now + draft.state.timing.retry})
     else:
         name = refit.seat(pod_uid).pod_name
         message = problem.message if name in problem.message else f"{name}: {problem.message}"
-        lose_member(draft, pod_uid, problem.code, message)
+        if refused and problem.code in {ProblemCode.PEER_LOST, ProblemCode.STALE_EPOCH}:
+            suspect(draft, problem.code, message, name)
+        else:
+            lose_member(draft, pod_uid, problem.code, message)
 
 
 def observe_member(draft: Draft, pod_uid: str) -> None:
@@ -137,6 +142,9 @@ def observe_member(draft: Draft, pod_uid: str) -> None:
     report = record.report
     if report.instance != seat.instance:
         lose_member(draft, pod_uid, ProblemCode.MEMBER_ABSENT, _describe_restart(seat, report))
+    elif report.leaving and not refit.decided:
+        message = f"{seat.pod_name} has been told to end and leaves the refit"
+        lose_member(draft, pod_uid, ProblemCode.MEMBER_ABSENT, message)
     elif report.state is WorkerState.FAILED:
         lose_member(
             draft,
@@ -173,24 +181,29 @@ def observe_roster(draft: Draft) -> None:
     if refit is None:
         return
     if refit.step is Step.GATHER:
-        restart_gathering(draft)
+        gather(draft)
         return
     members = draft.state.members
     for seat in refit.seats:
         record = members.get(seat.pod_uid)
         if record is not None and record.member.address == seat.address and record.member.ranks == seat.ranks:
             continue
-        if refit.step is Step.ABORT:
-            drop_from_abort(draft, seat.pod_uid)
-            continue
-        heir = next((r.pod_name for r in members.values() if r.member.engine == seat.engine), None)
-        if record is not None:
-            fate = f"{seat.pod_name} moved from {seat.address} to {record.member.address or 'no address'}"
-        elif heir is not None:
-            fate = f"{seat.pod_name} of engine {seat.engine} was replaced by {heir}"
-        else:
-            fate = f"{seat.pod_name} of engine {seat.engine} left the fleet"
-        lose_member(draft, seat.pod_uid, ProblemCode.MEMBER_ABSENT, f"{fate} during the refit")
+        if record is None and refit.decided:
+            continue  # told to end, it finishes what is decided within its grace; a call that gets no answer tells of one that is gone
+        lose_member(draft, seat.pod_uid, ProblemCode.MEMBER_ABSENT, _describe_fate(draft, seat))
+
+
+def _describe_fate(draft: Draft, seat: Seat) -> str:
+    """What has become of a pod that the roster does not hold as it was."""
+    record = draft.state.members.get(seat.pod_uid)
+    heir = next((r.pod_name for r in draft.state.members.values() if r.member.engine == seat.engine), None)
+    if record is not None:
+        fate = f"{seat.pod_name} moved from {seat.address} to {record.member.address or 'no address'}"
+    elif heir is not None:
+        fate = f"{seat.pod_name} of engine {seat.engine} was replaced by {heir}"
+    else:
+        fate = f"{seat.pod_name} of engine {seat.engine} left the fleet"
+    return f"{fate} during the refit"
 
 
 def lose_silent_members(draft: Draft) -> None:
@@ -227,7 +240,7 @@ def enforce_deadline(draft: Draft) -> None:
         case Step.ABORT:
             give_up_aborting(draft)
         case Step.GATHER:
-            close_ledger_when_full(draft)
+            gather(draft)
             if draft.refit.active and draft.refit.step is Step.GATHER:
                 message, member = describe_absent(draft, spent)
                 abort_refit(draft, ProblemCode.MEMBER_ABSENT, message, member)
@@ -243,32 +256,46 @@ def enforce_deadline(draft: Draft) -> None:
                 message = f"{name} did not answer {refit.step.value} within {spent}"
                 lose_member(draft, pod_uid, ProblemCode.DEADLINE_EXCEEDED, message)
         case _:
-            waited = [refit.seat(uid).pod_name for uid in refit.waiting]
-            waited += [TRAINER] if refit.trainer_pending else []
-            abort_refit(
-                draft,
-                ProblemCode.DEADLINE_EXCEEDED,
-                f"phase {refit.phase.value} ended after {spent}: no answer to {refit.step.value} from {name_some(waited)}",
-                waited[0] if len(waited) == 1 else "",
-            )
+            _end_late_step(draft, spent)
+
+
+def _end_late_step(draft: Draft, spent: str) -> None:
+    """Nobody waits any longer: who of the engines alone has not answered is lost; where none of them has, any party may be to blame."""
+    refit = draft.refit
+    waited = [refit.seat(uid).pod_name for uid in refit.waiting]
+    names = waited + ([TRAINER] if refit.trainer_pending else [])
+    message = f"phase {refit.phase.value} ended after {spent}: no answer to {refit.step.value} from {name_some(names)}"
+    blamed = names[0] if len(names) == 1 else ""
+    nobody_holds_anything = refit.step is Step.CHECK and len(waited) == len(
+        refit.seats
+    )  # no group is there to be freed
+    if not waited or nobody_holds_anything:
+        abort_refit(draft, ProblemCode.DEADLINE_EXCEEDED, message, blamed)
+    elif len(waited) < len(refit.seats):
+        lose_seats(draft, dict.fromkeys(sorted(refit.waiting), (ProblemCode.DEADLINE_EXCEEDED, message)))
+    else:
+        suspect(draft, ProblemCode.DEADLINE_EXCEEDED, message, blamed)
 
 
 def describe_absent(draft: Draft, spent: str) -> tuple[str, str]:
     """Who is missing from the ledger and why; and the pod to blame when there is one only."""
-    state = draft.state
-    roster = state.roster
+    roster = draft.state.roster
     if roster is None or not roster.engines:
         return f"the fleet has no engines: waited {spent} for a member", ""
-    present = {member.engine for member in roster.members}
-    missing = [engine for engine in range(roster.engines) if engine not in present]
-    reasons = [f"engine {engine} has no pod" for engine in missing[:8]]
-    absent = [record for uid, record in sorted(state.members.items()) if uid in draft.refit.waiting]
-    reasons += [f"{record.pod_name} {_absence(record)}" for record in absent[:8]]
-    left_out = max(len(missing) - 8, 0) + max(len(absent) - 8, 0)
-    more = f"; and {left_out} more" if left_out else ""
-    total = len(missing) + len(absent)
-    message = f"{total} of {roster.engines} engines did not come within {spent}: {'; '.join(reasons)}{more}"
-    return message, absent[0].pod_name if total == 1 and absent else ""
+    absent = find_absent(draft.state, draft.refit)
+    reasons = [f"{name if pod else name.replace('-', ' ')} {why}" for name, why, pod in absent]
+    more = f"; and {len(reasons) - 16} more" if len(reasons) > 16 else ""
+    message = f"{len(absent)} of {roster.engines} engines did not come within {spent}: {'; '.join(reasons[:16])}{more}"
+    return message, absent[0][0] if len(absent) == 1 and absent[0][2] else ""
+
+
+def find_absent(state: State, refit: Refit) -> list[tuple[str, str, bool]]:
+    """Who is missing from the ledger that a refit gathers: name, why, and whether it has a pod; those without one first."""
+    roster = state.roster
+    engines = roster.missing if roster is not None else ()
+    missing = [(f"engine-{engine}", "has no pod", False) for engine in engines]
+    waited = [record for uid, record in sorted(state.members.items()) if uid in refit.waiting]
+    return missing + [(record.pod_name, _absence(record), True) for record in waited]
 
 
 def _absence(record: MemberRecord) -> str:
@@ -285,5 +312,5 @@ def _absence(record: MemberRecord) -> str:
 
 def lose_trainer(draft: Draft, code: ProblemCode, message: str) -> None:
     """The trainer is gone: give up what is not decided; what is decided goes on without it."""
-    if draft.state.active is not None and draft.refit.phase is not Phase.ABORTING:
+    if draft.state.active is not None:
         abort_refit(draft, code, message, TRAINER)

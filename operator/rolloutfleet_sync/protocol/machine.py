@@ -16,14 +16,17 @@ from rolloutfleet.contract.worker import (
 from rolloutfleet_sync.protocol import (
     events,
     forming,
+    gathering,
     latejoin,
     losses,
     members,
     outcome,
     recovery,
     refit,
+    reforming,
     rounds,
     sessions,
+    staleness,
 )
 from rolloutfleet_sync.protocol.commands import Command
 from rolloutfleet_sync.protocol.draft import Draft
@@ -59,6 +62,8 @@ def step(state: State, event: events.Event, now: float) -> tuple[State, tuple[Co
     """
     draft = Draft(state, now)
     _handle(draft, event)
+    staleness.note_publication(draft, state)
+    reforming.settle_abort(draft)
     sessions.drop_orphaned_group(draft)
     forming.start_queued_refit(draft)
     return draft.state, tuple(draft.commands)
@@ -90,6 +95,8 @@ def _handle(draft: Draft, event: events.Event) -> None:
             rounds.sleep_fleet(draft, round_id, wish)
         case events.WakeRequested(round_id, wish):
             rounds.wake_fleet(draft, round_id, wish)
+        case events.HoldReleased():
+            rounds.release(draft)
         case events.RoundShown(round_id):
             rounds.forget_round(draft, round_id)
         case events.StopRequested():
@@ -124,6 +131,7 @@ def _tick(draft: Draft) -> None:
     sessions.expire_session(draft)
     losses.lose_silent_members(draft)
     losses.repeat_calls(draft)
+    gathering.close_when_waited(draft)
     losses.enforce_deadline(draft)
     latejoin.lose_broken_loans(draft)
     members.poll_members(draft)
@@ -153,6 +161,7 @@ def _answered(draft: Draft, number: int, answer: BaseModel) -> None:
             if call.verb is Verb.REPORT:
                 members.reconcile_member(draft, call.pod_uid)
                 latejoin.offer_loan(draft, call.pod_uid)
+                latejoin.offer_to_waiting(draft)
             _observe(draft, call.pod_uid)
 
 
@@ -167,7 +176,7 @@ def _observe(draft: Draft, pod_uid: str) -> None:
     losses.observe_member(draft, pod_uid)
     active = draft.state.active
     if active is not None and active.step is Step.GATHER:
-        forming.gather_member(draft, pod_uid)
+        gathering.gather_member(draft, pod_uid)
 
 
 def _refit_answered(draft: Draft, call: PendingCall, answer: BaseModel) -> None:
@@ -250,7 +259,7 @@ def next_wakeup(state: State) -> float:
     times = [record.poll_at for record in state.members.values() if record.call is None and record.member.address]
     active = state.active
     if active is not None:
-        times += [active.deadline, *active.retry_at.values()]
+        times += [active.deadline, active.close_at, *active.retry_at.values()]
         times += [
             record.failing_since + state.timing.unreachable
             for seat in active.seats

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pydantic import BaseModel
 
 from rolloutfleet.contract.members import Roster
-from rolloutfleet.contract.policy import PauseMode
+from rolloutfleet.contract.policy import OnFailure, PauseMode
 from rolloutfleet.contract.problems import Problem, ProblemCode
 from rolloutfleet.contract.worker import (
     Abort,
@@ -30,6 +30,7 @@ from rolloutfleet.contract.worker import (
 from rolloutfleet_sync.protocol.draft import Draft
 from rolloutfleet_sync.protocol.fanout import GRACE_SECONDS
 from rolloutfleet_sync.protocol.model import MemberRecord, PendingCall, Seat, State, Step, Verb
+from rolloutfleet_sync.protocol.staleness import is_told, may_take_out, rolls, serves, stale_seconds
 
 WHOLE = frozenset({WorkerState.SERVING, WorkerState.PAUSED})
 REASON_LENGTH = 2000
@@ -45,6 +46,7 @@ def is_admitted(record: MemberRecord, version: int) -> bool:
         and (report.state in WHOLE or sleeps_lightly(report))
         and report.admitted == version
         and report.version == version
+        and report.stale_seconds != 0
     )
 
 
@@ -104,7 +106,7 @@ def accept_report(draft: Draft, pod_uid: str, report: WorkerReport, call: int) -
         )
         return
     restarted = record.report is not None and record.report.instance != report.instance
-    before = is_admitted(record, draft.state.version)
+    before = is_admitted(record, draft.state.version), serves(record)
     draft.change_member(
         pod_uid,
         report=report,
@@ -117,7 +119,8 @@ def accept_report(draft: Draft, pod_uid: str, report: WorkerReport, call: int) -
     if report.epoch > draft.state.epoch:
         draft.change(epoch=report.epoch, group=None)
     schedule_poll(draft, pod_uid)
-    if record.failure is not None or before != is_admitted(draft.state.members[pod_uid], draft.state.version):
+    changed = draft.state.members[pod_uid]
+    if record.failure is not None or before != (is_admitted(changed, draft.state.version), serves(changed)):
         draft.publish()
 
 
@@ -126,7 +129,7 @@ def note_swap(draft: Draft, pod_uid: str, version: int, call: int) -> None:
     record = draft.state.members.get(pod_uid)
     if record is None or record.report is None or record.failure is not None:
         return
-    held = {"state": WorkerState.SERVING, "version": version, "admitted": version}
+    held = {"state": WorkerState.SERVING, "version": version, "admitted": version, "stale_seconds": None}
     report = record.report.model_copy(update={**held, "version_in_flight": 0, "staged": False, "message": ""})
     draft.change_member(pod_uid, report=report, reported_by=call)
 
@@ -179,6 +182,12 @@ def is_on_loan(state: State, pod_uid: str) -> bool:
     return borrows or any(other.donor == pod_uid for other in state.loans.values())
 
 
+def hold_reason(state: State) -> str:
+    """Why whole engines refuse requests since a refit failed; empty where they need not."""
+    holds = state.record is not None and state.policy.on_failure is OnFailure.HOLD
+    return state.record.held if holds and state.record is not None else ""
+
+
 def is_settled(state: State) -> bool:
     """Whether the committed version is known and no refit is about to change it."""
     return not state.reading and (state.active is None or state.active.step is Step.GATHER)
@@ -196,12 +205,15 @@ def reconcile_member(draft: Draft, pod_uid: str) -> None:
     if is_on_loan(state, pod_uid):
         return
     if _missed_commit(state, report):
-        _background(draft, record, report, Verb.PAUSE if _must_stand_still(state, report) else Verb.COMMIT)
+        if not _must_stand_still(state, report):
+            _background(draft, record, report, Verb.COMMIT)
+        elif not rolls(state) or may_take_out(state, draft.now):
+            _background(draft, record, report, Verb.PAUSE)
     elif report.state in STUCK or report.staged or record.abort_owed:
         _background(draft, record, report, Verb.ABORT)
     elif report.lending:
         _background(draft, record, report, Verb.LET_GO)
-    elif report.state in WHOLE and report.admitted != state.version:
+    elif report.state in WHOLE and (not is_told(state, report) or report.held != bool(hold_reason(state))):
         _background(draft, record, report, Verb.ADMIT)
     elif report.state is WorkerState.PAUSED:
         _background(draft, record, report, Verb.RESUME)
@@ -249,7 +261,8 @@ def _background(draft: Draft, record: MemberRecord, report: WorkerReport, verb: 
         case Verb.RESUME:
             message = Resume(**header)
         case _:
-            message = Admit(**header, version=version)
+            stale = stale_seconds(draft.state, report, draft.now)
+            message = Admit(**header, version=version, stale_seconds=stale, hold=hold_reason(draft.state))
     draft.change_member(uid, call=draft.call(record, verb, message, seconds))  # type: ignore[arg-type]
 
 

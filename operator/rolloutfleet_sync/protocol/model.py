@@ -11,7 +11,7 @@ from rolloutfleet.contract.manifest import Manifest, ManifestFaults
 from rolloutfleet.contract.members import Member, Roster
 from rolloutfleet.contract.policy import RefitPolicy, Transport, Wire
 from rolloutfleet.contract.problems import Problem
-from rolloutfleet.contract.trainer import OpenSession, Phase, SleepFleet, TrainerSent, WakeFleet
+from rolloutfleet.contract.trainer import Attempt, OpenSession, Phase, SleepFleet, TrainerSent, WakeFleet
 from rolloutfleet.contract.worker import LayoutSummary, LendReport, ReceiveReport, WorkerReport
 from rolloutfleet_sync.protocol.record import Record
 
@@ -115,6 +115,11 @@ class MemberRecord:
     def pod_name(self) -> str:
         return self.member.pod_name
 
+    @property
+    def leaving(self) -> bool:
+        """Whether it is about to go, by the operator's word or its own."""
+        return self.member.leaving or (self.report is not None and self.report.leaving)
+
 
 @dataclass(frozen=True, slots=True)
 class Seat:
@@ -184,7 +189,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Refit:
-    """One attempt to bring the fleet to a version."""
+    """The bringing of the fleet to a version, in one attempt, or in several with ever fewer members."""
 
     id: str
     session: str
@@ -198,9 +203,26 @@ class Refit:
     nbytes: int
     adapter: AdapterSpec | None = None
     """What the tensors are, where they are not the model's own weights."""
+    repair: bool = False
+    """The version is committed already, and goes to those alone that lack it."""
     phase: Phase = Phase.PENDING
     step: Step = Step.NONE
     epoch: int = 0
+    attempt: int = 1
+    ended: tuple[Attempt, ...] = ()
+    """The attempts before this one."""
+    survivors: Mapping[str, str] | None = None
+    """By pod uid, the instance of each that may take part in this attempt; None while everybody of the roster may."""
+    lost: Mapping[str, Problem] = field(default_factory=dict)
+    """By pod uid, the members that this attempt has lost before the decision."""
+    cut_off: frozenset[str] = frozenset()
+    """Pod uids of members whose connection the trainer has seen end; lost, unless somebody else is."""
+    final: bool = False
+    """No attempt follows when this one is aborted."""
+    absent: frozenset[int] = frozenset()
+    """Engines that the first attempt left behind when its ledger closed."""
+    close_at: float = float("inf")
+    """When the ledger closes without those that are still waited for."""
     sequence: int = 1
     started: float = 0.0
     first_call: int = 0
@@ -220,6 +242,8 @@ class Refit:
     received: Mapping[str, ReceiveReport] = field(default_factory=dict)
     received_before: Mapping[str, int] = field(default_factory=dict)
     """By pod uid, the first call that can only be answered after the member had the version whole."""
+    arrived: Mapping[str, float] = field(default_factory=dict)
+    """By pod uid, when the member was heard to have the version whole."""
     slowest: str = ""
     """The pod and local rank that was last to have the version."""
     sent: TrainerSent | None = None
@@ -230,6 +254,7 @@ class Refit:
     casualties: Mapping[str, Problem] = field(default_factory=dict)
     """Members that did not finish after the decision, by pod uid."""
     seconds: Mapping[str, float] = field(default_factory=dict)
+    """Of all attempts, by phase."""
     left_paused: frozenset[str] = frozenset()
     """Pod uids of engines that have committed and wait to be resumed."""
     pause_started: float | None = None
@@ -300,6 +325,12 @@ class Loan:
     problem: str = ""
     """Why the last one failed."""
     retry_at: float = float("-inf")
+    staged: bool = False
+    """The attempt under way brings the version beside the live weights, while the borrower serves."""
+    cannot_stage: bool = False
+    """The borrower has no room for that."""
+    known_after: int = 0
+    """What the borrower said before this call is not how it is since the last attempt in place."""
     donor: str = ""
     """Pod uid of the peer that lends now; empty between attempts."""
     donor_instance: str = ""
@@ -330,6 +361,10 @@ class State:
     refit: Refit | None = None
     queued: Refit | None = None
     finished: tuple[Refit, ...] = ()
+    published: tuple[tuple[int, float], ...] = ()
+    """Versions, and when each was seen to become the fleet's; the last ones."""
+    left_behind: frozenset[int] = frozenset()
+    """Engines that were not in the last group: until they are up again, the next one does not wait for them."""
     rounds: Mapping[str, Round] = field(default_factory=dict)
     """Rounds under way or not yet shown, by id."""
     loans: Mapping[str, Loan] = field(default_factory=dict)
@@ -343,6 +378,10 @@ class State:
     @property
     def version(self) -> int:
         return self.record.version if self.record else 0
+
+    def least_members(self, refit: Refit) -> int:
+        """The fewest engines with which this refit begins, or goes on; whoever can be repaired is, however few they are."""
+        return 1 if refit.repair else self.policy.min_ready
 
     @property
     def active(self) -> Refit | None:

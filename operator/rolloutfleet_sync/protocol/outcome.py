@@ -1,15 +1,18 @@
-"""How a refit ends: complete, failed before anything changed, or aborted on every member."""
+"""How a refit ends, or one attempt of it: complete, failed before anything changed, or aborted on every member."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
+from rolloutfleet.contract.policy import OnFailure
 from rolloutfleet.contract.problems import Problem, ProblemCode
 from rolloutfleet.contract.trainer import Phase
 from rolloutfleet.contract.worker import Abort, WorkerReport, WorkerState
 from rolloutfleet_sync.protocol.draft import Draft
 from rolloutfleet_sync.protocol.ledger import name_some
-from rolloutfleet_sync.protocol.members import accept_report, tear_down_group
-from rolloutfleet_sync.protocol.model import Refit, Step, Verb
+from rolloutfleet_sync.protocol.members import REASON_LENGTH, abort_seats, accept_report, tear_down_group
+from rolloutfleet_sync.protocol.model import Refit, State, Step, Verb
 
+HOLD_LENGTH = 1000
 KEPT_REFITS = 16
 """Ended refits that trainers may still ask for."""
 
@@ -34,91 +37,127 @@ def enter_phase(draft: Draft, phase: Phase, step: Step, seconds: float) -> None:
 
 
 def abort_refit(draft: Draft, code: ProblemCode, message: str, member: str = "") -> None:
-    """Give the refit up for this reason.
+    """Give the refit up for this reason, whoever is left.
 
-    A refit whose commit has been handed to the store is past this point and is left alone; one that is being aborted keeps its first
-    reason.
+    A refit whose commit has been handed to the store is past this point and is left alone; one that is being given up already keeps its
+    first reason.
     """
     refit = draft.state.active
-    if refit is None or refit.decided or refit.phase is Phase.ABORTING:
+    if refit is None or refit.decided or refit.final:
         return
     problem = Problem(code=code, message=message, phase=refit.phase.value, member=member)
-    draft.cancel_refit_calls(refit.id)
-    draft.change(write=None)
-    if refit.step in {Step.GATHER, Step.CHECK}:
+    draft.change_refit(final=True)
+    if refit.step is Step.ABORT:
+        draft.change_refit(problem=problem)
+    elif refit.step in {Step.GATHER, Step.CHECK}:
+        draft.cancel_refit_calls(refit.id)
         draft.change_refit(problem=problem)
         tear_down_group(draft, f"refit of version {refit.version} failed")
         finish_refit(draft, Phase.FAILED)
+    else:
+        _abort(draft, problem)
+
+
+def lose_seats(draft: Draft, lost: Mapping[str, tuple[ProblemCode, str]]) -> None:
+    """Abort this attempt since these members, by pod uid, are out of it for these reasons; another one may follow without them."""
+    refit = draft.state.active
+    if refit is None or refit.decided or not lost:
         return
+    phase = refit.phase.value
+    if refit.step is Step.ABORT and refit.problem is not None:
+        phase = refit.problem.phase  # in which the attempt was when it ended
+    problems = {
+        uid: Problem(code=code, message=message, phase=phase, member=refit.seat(uid).pod_name)
+        for uid, (code, message) in lost.items()
+    }
+    draft.change_refit(lost={**problems, **refit.lost})
+    if refit.step is Step.ABORT:
+        draft.change_refit(waiting=refit.waiting - problems.keys())
+    else:
+        _abort(draft, next(iter(problems.values())))
+
+
+def suspect(draft: Draft, code: ProblemCode, message: str, member: str, cut_off: frozenset[str] = frozenset()) -> None:
+    """Abort this attempt for what one party says of another: whoever then does not answer is lost, or else whoever is ``cut_off``."""
+    refit = draft.state.active
+    if refit is None or refit.decided or refit.step in {Step.GATHER, Step.CHECK}:
+        return
+    if refit.step is Step.ABORT:
+        draft.change_refit(cut_off=refit.cut_off | cut_off)
+        return
+    draft.change_refit(cut_off=cut_off)
+    _abort(draft, Problem(code=code, message=message, phase=refit.phase.value, member=member))
+
+
+def _abort(draft: Draft, problem: Problem) -> None:
+    """Free every member from the epoch; those that are known to be lost are told too, and not waited for."""
+    refit = draft.refit
+    draft.cancel_refit_calls(refit.id)
+    draft.change(write=None)
     epoch = draft.raise_epoch()
+    if refit.repair and draft.state.record is not None:
+        # Who received in the epoch that is over holds the committed version by its number alone, and is never told to commit it.
+        draft.change(record=draft.state.record.above(epoch, 0))
     enter_phase(draft, Phase.ABORTING, Step.ABORT, draft.state.timing.aborting)
+    reason = f"refit of version {refit.version}: {problem.message}"[:REASON_LENGTH]
+    draft.change_refit(first_call=draft.state.next_id)
     waiting = set()
     for seat in refit.seats:
         record = draft.state.members.get(seat.pod_uid)
         if record is None:
             continue
+        if seat.pod_uid in refit.lost:
+            abort_seats(draft, (seat,), reason)
+            continue
         waiting.add(seat.pod_uid)
-        draft.change_member(seat.pod_uid, abort_owed=True)
-        reason = f"refit of version {refit.version}: {message}"[:2000]
-        message_out = Abort(**draft.header(seat.pod_uid, seat.instance, epoch), reason=reason)
-        draft.call(record, Verb.ABORT, message_out, draft.state.timing.aborting, refit=refit.id)
+        if record.call is not None:
+            draft.cancel_calls({record.call})  # its answer may be older than the abort
+        draft.change_member(seat.pod_uid, abort_owed=True, call=None)
+        message = Abort(**draft.header(seat.pod_uid, seat.instance, epoch), reason=reason)
+        draft.call(record, Verb.ABORT, message, draft.state.timing.aborting, refit=refit.id)
     draft.change_refit(problem=problem, waiting=frozenset(waiting))
-    _finish_abort_when_done(draft)
 
 
 def note_abort_answer(draft: Draft, pod_uid: str, answer: WorkerReport, call: int) -> None:
     """One member has left the epoch."""
     draft.change_member(pod_uid, abort_owed=False)
     seat = draft.refit.seat(pod_uid)
-    if answer.state is WorkerState.FAILED:
-        _blame(draft, seat.pod_name, f"{seat.pod_name} failed: {answer.message}")
     accept_report(draft, pod_uid, answer, call)
+    if answer.state is WorkerState.FAILED:
+        _lose_in_abort(draft, pod_uid, f"{seat.pod_name} failed: {answer.message}")
     draft.change_refit(waiting=draft.refit.waiting - {pod_uid})
-    _finish_abort_when_done(draft)
 
 
 def note_abort_failure(draft: Draft, pod_uid: str, problem: Problem, *, refused: bool) -> None:
     """One member could not be told; it is told again whenever it answers."""
     name = draft.refit.seat(pod_uid).pod_name
-    if not refused:
-        _blame(draft, name, problem.message)
-    elif problem.code is ProblemCode.WRONG_POD:
-        _blame(draft, name, f"the container of {name} restarted")
-    draft.change_refit(waiting=draft.refit.waiting - {pod_uid})
-    _finish_abort_when_done(draft)
+    restarted = refused and problem.code is ProblemCode.WRONG_POD
+    _lose_in_abort(draft, pod_uid, f"the container of {name} restarted" if restarted else problem.message)
 
 
 def give_up_aborting(draft: Draft) -> None:
-    """The deadline has passed: members that did not answer are told later."""
-    draft.cancel_refit_calls(draft.refit.id)
-    draft.change_refit(waiting=frozenset())
-    _finish_abort_when_done(draft)
+    """The deadline has passed: members that did not answer are lost, and are told later."""
+    refit = draft.refit
+    draft.cancel_refit_calls(refit.id)
+    for uid in sorted(refit.waiting):
+        name = refit.seat(uid).pod_name
+        _lose_in_abort(draft, uid, f"{name} did not leave the group within {draft.state.timing.aborting:g} s")
 
 
-def drop_from_abort(draft: Draft, pod_uid: str) -> None:
-    """A member that left the roster is not waited for."""
-    draft.change_refit(waiting=draft.refit.waiting - {pod_uid})
-    _finish_abort_when_done(draft)
-
-
-def _blame(draft: Draft, pod_name: str, message: str) -> None:
-    """Name the member that is really gone, where all that was known so far is a victim's broken connection."""
+def _lose_in_abort(draft: Draft, pod_uid: str, message: str) -> None:
+    """Count a member as lost; and name it, where all that was known so far is a victim's broken connection."""
     problem = draft.refit.problem
-    if problem is None or problem.code is not ProblemCode.TRANSFER_FAILED:
-        return
-    draft.change_refit(
-        problem=Problem(
-            code=ProblemCode.MEMBER_ABSENT,
-            message=f"{message}; first noticed as: {problem.message}",
-            phase=problem.phase,
-            member=pod_name,
-        )
-    )
+    victims = problem is not None and problem.code is ProblemCode.PEER_LOST
+    if problem is not None and victims:
+        message = f"{message}; first noticed as: {problem.message}"
+    lose_seats(draft, {pod_uid: (ProblemCode.MEMBER_ABSENT, message)})
+    if victims:
+        draft.change_refit(problem=draft.refit.lost[pod_uid])
 
 
-def _finish_abort_when_done(draft: Draft) -> None:
-    if not draft.refit.waiting:
-        finish_refit(draft, Phase.FAILED)
+def describe_shortage(left: int, least: int) -> str:
+    """The end of a sentence about a loss, where too few members are left."""
+    return f"; {left} engine{' is' if left == 1 else 's are'} left, refit.minReady is {least}" if left else ""
 
 
 def finish_committed(draft: Draft) -> None:
@@ -166,10 +205,20 @@ def finish_refit(draft: Draft, phase: Phase) -> None:
     draft.change(finished=(*draft.state.finished, refit)[-KEPT_REFITS:])
     record = draft.state.record
     if record is not None:
-        draft.change(record=record.model_copy(update={"intent": None}))
+        held = record.held
+        if phase is Phase.FAILED and not refit.committed and refit.problem is not None:
+            held = describe_hold(draft.state, refit.version, refit.problem.message)
+        draft.change(record=record.model_copy(update={"intent": None, "held": held}))
     for uid in draft.state.members:
         draft.change_member(uid, poll_at=min(draft.state.members[uid].poll_at, draft.now))
     draft.publish()
+
+
+def describe_hold(state: State, version: int, why: str) -> str:
+    """Why whole engines refuse requests from now on; empty where the policy lets them serve."""
+    if state.policy.on_failure is not OnFailure.HOLD:
+        return ""
+    return f"the refit of version {version} failed: {why}"[:HOLD_LENGTH]
 
 
 def fail_queued(draft: Draft, refit: Refit, code: ProblemCode, message: str) -> None:

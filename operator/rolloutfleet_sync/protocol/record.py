@@ -15,6 +15,9 @@ class Intent(_Stored):
 
     epoch: int = Field(ge=0)
     version: int = Field(ge=1)
+    attempt: int = Field(default=1, ge=1)
+    repair: bool = False
+    """The version is the committed one, on its way to engines that lack it."""
 
 
 class Record(_Stored):
@@ -23,13 +26,15 @@ class Record(_Stored):
     epoch: int = Field(default=0, ge=0)
     version: int = Field(default=0, ge=0)
     intent: Intent | None = None
+    held: str = ""
+    """Why whole engines refuse requests since a refit failed; empty while they serve."""
 
     @model_validator(mode="after")
     def _finished_intent_is_none(self) -> Self:
-        if self.intent is not None and self.intent.version <= self.version:
+        if self.intent is not None and self.intent.version <= self.version and not self.intent.repair:
             return self.model_copy(update={"intent": None})
         return self
 
     def above(self, epoch: int, version: int) -> "Record":
         """The same record with epoch and version raised to at least these floors."""
-        return Record(epoch=max(self.epoch, epoch), version=max(self.version, version), intent=self.intent)
+        return self.model_copy(update={"epoch": max(self.epoch, epoch), "version": max(self.version, version)})

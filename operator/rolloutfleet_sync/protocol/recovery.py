@@ -10,7 +10,7 @@ from rolloutfleet.contract.trainer import Phase
 from rolloutfleet_sync.protocol.commands import ReadStatus
 from rolloutfleet_sync.protocol.draft import Draft
 from rolloutfleet_sync.protocol.members import poll_again
-from rolloutfleet_sync.protocol.outcome import finish_refit
+from rolloutfleet_sync.protocol.outcome import describe_hold, finish_refit
 from rolloutfleet_sync.protocol.record import Record
 
 READ_RETRY_SECONDS = 2.0
@@ -39,8 +39,11 @@ def note_status(draft: Draft, record: Record) -> None:
     group = draft.state.group if epoch == draft.state.epoch else None
     draft.change(record=record, epoch=epoch, group=group, reading=False, read_at=float("inf"))
     if record.intent is not None:
-        draft.change(record=record.model_copy(update={"intent": None}))
-        draft.raise_epoch()
+        held = describe_hold(draft.state, record.intent.version, "the sync job ended in the middle of it")
+        draft.change(record=record.model_copy(update={"intent": None, "held": held}))
+        raised = draft.raise_epoch()
+        if record.intent.repair and draft.state.record is not None:
+            draft.change(record=draft.state.record.above(raised, 0))  # what was received before was never verified
     poll_again(draft)
     draft.publish()
 

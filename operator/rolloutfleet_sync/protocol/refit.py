@@ -7,23 +7,26 @@ pause that fails ends the refit while everybody can still go back. Each fan-out 
 is waited for any more.
 """
 
-from rolloutfleet.contract.policy import PauseMode
+from rolloutfleet.contract.policy import PauseMode, Verify
 from rolloutfleet.contract.trainer import Phase
 from rolloutfleet.contract.worker import Commit, Pause, Receive, ReceiveReport, Resume
 from rolloutfleet_sync.protocol.commands import WriteCommit, WriteIntent
 from rolloutfleet_sync.protocol.draft import Draft
 from rolloutfleet_sync.protocol.fanout import call_seat, fan_out, remaining_seconds, seat_header, surviving_seats
+from rolloutfleet_sync.protocol.ledger import TRAINER
 from rolloutfleet_sync.protocol.model import Seat, Step, Verb
-from rolloutfleet_sync.protocol.outcome import abort_refit, enter_phase, finish_committed
+from rolloutfleet_sync.protocol.outcome import abort_refit, enter_phase, finish_committed, lose_seats
 from rolloutfleet_sync.protocol.record import Intent, Record
+from rolloutfleet_sync.protocol.rolling import announce
 from rolloutfleet_sync.protocol.verification import combine_live_digests, find_unverified
 
 
 def write_intent(draft: Draft) -> None:
     """Write down that engines are about to receive: before the first of them pauses or takes a byte."""
     refit = draft.refit
-    intent = Intent(epoch=refit.epoch, version=refit.version)
-    record = Record(epoch=refit.epoch, version=draft.state.version, intent=intent)
+    held = draft.state.record.held if draft.state.record is not None else ""
+    intent = Intent(epoch=refit.epoch, version=refit.version, attempt=refit.attempt, repair=refit.repair)
+    record = Record(epoch=refit.epoch, version=draft.state.version, intent=intent, held=held)
     write = draft.new_id()
     draft.change(write=write, record=record)
     draft.change_refit(step=Step.INTENT, waiting=frozenset(), trainer_pending=False)
@@ -32,6 +35,7 @@ def write_intent(draft: Draft) -> None:
 
 def note_intent(draft: Draft) -> None:
     """The intent is durable: pause every engine, or receive beside what it serves."""
+    announce(draft)
     if draft.refit.staged:
         _begin_receiving(draft)
     else:
@@ -41,7 +45,8 @@ def note_intent(draft: Draft) -> None:
 def _begin_pausing(draft: Draft) -> None:
     seconds = draft.state.policy.deadlines.pausing_seconds
     enter_phase(draft, Phase.PAUSING, Step.PAUSE, seconds)
-    draft.change_refit(pause_started=draft.now)
+    if draft.refit.pause_started is None:  # engines that were paused for an attempt before have not served since
+        draft.change_refit(pause_started=draft.now)
     mode = draft.state.policy.pause
     fan_out(
         draft,
@@ -79,6 +84,7 @@ def _begin_receiving(draft: Draft) -> None:
             version=refit.version,
             manifest_digest=refit.manifest_digest,
             staged=refit.staged,
+            verify=Verify.BYTES if refit.staged else draft.state.policy.verify,
             deadline_seconds=float(seconds),
             hold_seconds=float(hold),
         ),
@@ -92,6 +98,7 @@ def note_receive(draft: Draft, pod_uid: str, report: ReceiveReport) -> None:
         waiting=refit.waiting - {pod_uid},
         received={**refit.received, pod_uid: report},
         received_before={**refit.received_before, pod_uid: draft.state.next_id},
+        arrived={**refit.arrived, pod_uid: draft.now},
         slowest=f"{refit.seat(pod_uid).pod_name} rank {report.slowest_rank}",
     )
     if draft.refit.waiting:
@@ -107,9 +114,14 @@ def verify(draft: Draft) -> None:
     refit = draft.refit
     if refit.step is not Step.VERIFY or refit.sent is None:
         return
-    problem = find_unverified(refit, refit.sent)
-    if problem is not None:
-        abort_refit(draft, problem.code, problem.message, problem.member)
+    faults = find_unverified(refit, refit.sent)
+    if TRAINER in faults or faults.keys() >= {seat.pod_uid for seat in refit.seats}:
+        problem = faults.get(TRAINER) or next(iter(faults.values()))
+        message = f"{problem.message}; the version is not published, send it again"
+        abort_refit(draft, problem.code, message, problem.member)
+        return
+    if faults:
+        lose_seats(draft, {uid: (problem.code, problem.message) for uid, problem in faults.items()})
         return
     first = refit.received[refit.seats[0].pod_uid]
     draft.change_refit(live_digest=combine_live_digests(first.live_digests or first.received_digests))

@@ -10,7 +10,7 @@ from rolloutfleet.contract.worker import Call, ResetCache, Sleep, Wake, WorkerRe
 from rolloutfleet_sync.protocol.draft import Draft
 from rolloutfleet_sync.protocol.fanout import GRACE_SECONDS
 from rolloutfleet_sync.protocol.latejoin import end_loans
-from rolloutfleet_sync.protocol.members import accept_report, poll_member_again
+from rolloutfleet_sync.protocol.members import accept_report, poll_again, poll_member_again
 from rolloutfleet_sync.protocol.model import PendingCall, Round, Verb
 
 ACTS = {
@@ -33,6 +33,16 @@ def sleep_fleet(draft: Draft, round_id: str, wish: SleepFleet) -> None:
 def wake_fleet(draft: Draft, round_id: str, wish: WakeFleet) -> None:
     """Ask every engine to take back what the tags name, or everything; ProblemError while a refit is under way."""
     _begin(draft, round_id, Verb.WAKE, wish, draft.state.timing.sleeping)
+
+
+def release(draft: Draft) -> None:
+    """Let engines serve that are held since a refit failed; each is told when it has reported."""
+    record = draft.state.record
+    if record is None or not record.held:
+        return
+    draft.change(record=record.model_copy(update={"held": ""}))
+    poll_again(draft)
+    draft.publish()
 
 
 def _begin(draft: Draft, round_id: str, verb: Verb, wish: SleepFleet | WakeFleet | None, seconds: float) -> None:

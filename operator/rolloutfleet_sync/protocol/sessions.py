@@ -1,10 +1,10 @@
 """Trainers: who holds the fleet, for how long, and what they may ask of it."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from rolloutfleet.contract.names import CONTRACT_VERSION
 from rolloutfleet.contract.problems import ProblemCode, ProblemError
-from rolloutfleet.contract.trainer import Phase
 from rolloutfleet_sync.protocol.draft import Draft
 from rolloutfleet_sync.protocol.events import (
     RefitRequested,
@@ -15,16 +15,16 @@ from rolloutfleet_sync.protocol.events import (
     TrainerHasSent,
 )
 from rolloutfleet_sync.protocol.forming import (
+    find_stale_version,
     finish_joining,
     finish_preparing,
-    stale_version_message,
     start_queued_refit,
 )
-from rolloutfleet_sync.protocol.ledger import find_world_mismatch
+from rolloutfleet_sync.protocol.ledger import TRAINER, find_world_mismatch
 from rolloutfleet_sync.protocol.losses import lose_trainer
 from rolloutfleet_sync.protocol.members import tear_down_group
 from rolloutfleet_sync.protocol.model import TERMINAL, Refit, Session, State, Step
-from rolloutfleet_sync.protocol.outcome import fail_queued
+from rolloutfleet_sync.protocol.outcome import fail_queued, suspect
 from rolloutfleet_sync.protocol.refit import verify
 
 
@@ -134,12 +134,21 @@ def request_refit(draft: Draft, event: RefitRequested) -> None:
     running = find_running(state, event.session, asked.version, event.digest)
     if running is not None:
         return
-    if asked.version <= state.version:
-        raise ProblemError(ProblemCode.STALE_VERSION, stale_version_message(asked.version, state.version))
+    stale = find_stale_version(asked.version, state.version, repair=asked.repair)
+    if stale:
+        raise ProblemError(ProblemCode.STALE_VERSION, stale)
+    if asked.repair and (asked.adapter is not None or session.request.world_size is not None):
+        what = (
+            "an adapter"
+            if asked.adapter is not None
+            else f"a session that has fixed the world size, to {session.request.world_size}"
+        )
+        raise ProblemError(
+            ProblemCode.INVALID_REQUEST,
+            f"a repair goes to the engines that lack the version alone, which {what} cannot do",
+        )
     blocking = state.active
-    if state.queued is not None or (
-        blocking is not None and blocking.session == event.session and blocking.phase is not Phase.ABORTING
-    ):
+    if state.queued is not None or (blocking is not None and blocking.session == event.session and not blocking.final):
         other = state.queued or blocking
         raise ProblemError(
             ProblemCode.WRONG_STATE,
@@ -163,6 +172,7 @@ def request_refit(draft: Draft, event: RefitRequested) -> None:
             tensors=len(manifest.tensors),
             nbytes=manifest.nbytes,
             adapter=adapter,
+            repair=asked.repair,
             started=draft.now,
         )
     )
@@ -172,7 +182,7 @@ def request_refit(draft: Draft, event: RefitRequested) -> None:
 def find_running(state: State, session: str, version: int, digest: str) -> Refit | None:
     """The refit of this session that has the same version and manifest and has not ended."""
     for refit in (state.queued, state.active):
-        if refit is None or refit.session != session or refit.phase is Phase.ABORTING:
+        if refit is None or refit.session != session or refit.final:
             continue
         if refit.version == version and refit.manifest_digest == digest:
             return refit
@@ -234,10 +244,21 @@ def note_trainer_sent(draft: Draft, event: TrainerHasSent) -> None:
 
 
 def note_trainer_failed(draft: Draft, event: TrainerHasFailed) -> None:
-    """The trainer gives its refit up."""
-    refit = find_refit(draft.state, event.refit)
-    if refit is draft.state.active and event.message.epoch in {refit.epoch, 0}:
-        code = ProblemCode.TRANSFER_FAILED
-        lose_trainer(draft, code, f"trainer {refit.trainer} failed: {event.message.message}")
+    """The trainer gives its refit up, or this attempt of it since it was cut off."""
+    refit, said = find_refit(draft.state, event.refit), event.message
+    if refit is draft.state.active and said.epoch in {refit.epoch, 0}:
+        if said.peer_lost and said.epoch:
+            message = f"trainer {refit.trainer} was cut off: {said.message}"
+            suspect(draft, ProblemCode.PEER_LOST, message, TRAINER, _seats_of(refit, said.lost_ranks))
+        else:
+            lose_trainer(draft, ProblemCode.TRANSFER_FAILED, f"trainer {refit.trainer} failed: {said.message}")
     elif refit is draft.state.queued:
         fail_queued(draft, refit, ProblemCode.TRANSFER_FAILED, f"trainer {refit.trainer} gave up")
+
+
+def _seats_of(refit: Refit, ranks: Iterable[int]) -> frozenset[str]:
+    """Pod uids of the members that have these ranks of the group."""
+    lost = frozenset(ranks)
+    return frozenset(
+        seat.pod_uid for seat in refit.seats if lost.intersection(range(seat.offset, seat.offset + seat.ranks))
+    )

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rolloutfleet.contract.policy import RefitPolicy, Staging, Transport, Wire
+from rolloutfleet.contract.policy import RefitPolicy, Staging, Transport, Verify, Wire
 from rolloutfleet.contract.problems import Problem, ProblemCode
 from rolloutfleet.contract.trainer import OpenSession
 from rolloutfleet.contract.worker import LayoutSummary, WorkerReport, WorkerState
@@ -46,6 +46,10 @@ def choose_transport(policy: RefitPolicy, parties: Parties, *, holds_staging: bo
     chosen = _choose(policy.transport, parties)
     if isinstance(chosen, Problem) or not chosen.transport.by_layout or policy.staging is Staging.NEVER:
         return chosen
+    if policy.verify is Verify.FULL:
+        return replace(
+            chosen, reason=f"{chosen.reason}; not staged, for refit.verify Full needs engines that stand still"
+        )
     obstacle = _staging_obstacle(parties, holds_staging=holds_staging)
     if obstacle is None:
         return replace(chosen, staged=True)
@@ -70,7 +74,8 @@ def _choose(wanted: Transport, parties: Parties) -> Choice | Problem:
     mixed = _mixed_devices(parties)
     if mixed is not None:
         return mixed
-    wire = Wire.NCCL if any(device != CPU for _, device in parties.devices()) else Wire.GLOO
+    on_gpus = any(device != CPU for _, device in parties.devices())
+    wire = Wire.NCCL if on_gpus and not _has_no_gpu(parties) else Wire.GLOO
     obstacles = {
         Transport.COLOCATED: _colocated_obstacle(parties) or _missing_layouts(parties),
         Transport.LAYOUT: _missing_layouts(parties) or _wire_obstacle(parties, wire),
@@ -87,21 +92,32 @@ def _choose(wanted: Transport, parties: Parties) -> Choice | Problem:
         obstacle = obstacles[wanted]
         if obstacle is not None:
             return _impossible(f"refit.transport is {wanted}, but {obstacle}", parties)
-        return Choice(
-            wanted, wires[wanted], staged=False, reason=f"{_title(wanted, wires[wanted])}: the policy says so"
-        )
-    broadcast = Transport.NATIVE if wire is Wire.NCCL else Transport.GLOO
+        why = "; ".join(["the policy says so", *_through_host(parties, wires[wanted])])
+        return Choice(wanted, wires[wanted], staged=False, reason=f"{_title(wanted, wires[wanted])}: {why}")
+    broadcast = Transport.NATIVE if on_gpus else Transport.GLOO
     passed: list[str] = []
     for transport in (Transport.COLOCATED, Transport.LAYOUT, broadcast):
         obstacle = obstacles[transport]
         if obstacle is None:
-            reason = "; ".join(passed) or _shared(parties)
+            reason = "; ".join([*passed, *_through_host(parties, wires[transport])]) or _shared(parties)
             return Choice(
                 transport, wires[transport], staged=False, reason=f"{_title(transport, wires[transport])}: {reason}"
             )
         if obstacle not in passed:
             passed.append(obstacle)
     return _impossible(f"no transport fits: {'; '.join(passed)}", parties)
+
+
+def _through_host(parties: Parties, wire: Wire) -> list[str]:
+    """What is to be said of engines on GPUs that gloo reaches."""
+    if wire is not Wire.GLOO or all(device == CPU for _, device in parties.devices()):
+        return []
+    return [f"{parties.trainer} has no GPU for NCCL, so all bytes pass through the memory of the hosts"]
+
+
+def _has_no_gpu(parties: Parties) -> bool:
+    """Whether the trainer's tensors lie in the host's memory, and NCCL has no device there to send from."""
+    return set(parties.request.devices) == {CPU} and not parties.request.nccl_version
 
 
 def _shared(parties: Parties) -> str:

@@ -1,5 +1,6 @@
 """Whether what arrived is what was sent, rank by rank; and the digests that stand for a whole refit."""
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 
@@ -24,48 +25,59 @@ def layout_digests(refit: Refit) -> tuple[str, ...]:
     return tuple(layout.digest for seat in refit.seats for layout in refit.layouts[seat.pod_uid])
 
 
-def find_unverified(refit: Refit, sent: TrainerSent) -> Problem | None:
-    """The first way in which what the members hold is not what was sent, or None when every one of them has it.
+def find_unverified(refit: Refit, sent: TrainerSent) -> dict[str, Problem]:
+    """By pod uid, in which way members do not hold what was sent; by :data:`TRAINER`, what the trainer itself left out.
 
     Digests are compared rank by rank: what a rank received with what the trainer sent for its layout, and live parameters between
-    ranks of one number and layout on engines of one size.
+    ranks of one number and layout on engines of one size, of which those that differ from the most are at fault, or all where there is
+    no such majority.
     """
     if not _is_by_layout(refit) and (sent.tensors, sent.nbytes) != (refit.tensors, refit.nbytes):
-        return _mismatch(
-            f"the trainer sent {sent.tensors} tensors of {sent.nbytes} bytes, its manifest has {refit.tensors} of "
-            f"{refit.nbytes}",
-            TRAINER,
-        )
+        message = f"the trainer sent {sent.tensors} tensors of {sent.nbytes} bytes, its manifest has {refit.tensors} of {refit.nbytes}"
+        return {TRAINER: _mismatch(message, TRAINER)}
     keys = _keys(refit)
-    live: dict[tuple[int, int, str], tuple[Seat, str]] = {}
+    faults: dict[str, Problem] = {}
+    live: dict[tuple[int, int, str], list[tuple[Seat, str]]] = defaultdict(list)
     for seat in refit.seats:
         report = refit.received[seat.pod_uid]
         problem = _report_fault(refit, seat, report)
         if problem is not None:
-            return problem
+            faults[seat.pod_uid] = problem
+            continue
         for rank, received in enumerate(report.received_digests):
             key = keys[seat.pod_uid][rank]
             expected = sent.digests.get(key)
             if not expected:
                 what = f"for layout {key} of local rank {rank} of {seat.pod_name}" if key else "for the whole broadcast"
-                return _mismatch(f"the trainer gave {'no' if expected is None else 'an empty'} digest {what}", TRAINER)
+                message = f"the trainer gave {'no' if expected is None else 'an empty'} digest {what}"
+                return {TRAINER: _mismatch(message, TRAINER)}
             if received != expected:
-                return _mismatch(
-                    f"local rank {rank} of {seat.pod_name} received bytes of digest {received}, "
-                    f"the trainer sent it {expected}",
-                    seat.pod_name,
-                )
-            if not report.live_digests:
-                continue
-            mine = report.live_digests[rank]
-            reference, theirs = live.setdefault((seat.ranks, rank, key), (seat, mine))
-            if mine != theirs:
-                return _mismatch(
-                    f"local rank {rank} of {seat.pod_name} holds live parameters of digest {mine}, "
-                    f"that of {reference.pod_name} {theirs}",
-                    seat.pod_name,
-                )
-    return None
+                message = f"local rank {rank} of {seat.pod_name} received bytes of digest {received}, the trainer sent it {expected}"
+                faults.setdefault(seat.pod_uid, _mismatch(message, seat.pod_name))
+            elif report.live_digests:
+                live[seat.ranks, rank, key].append((seat, report.live_digests[rank]))
+    for (_, rank, _), held in live.items():
+        for uid, problem in _minority(rank, held).items():
+            faults.setdefault(uid, problem)
+    return faults
+
+
+def _minority(rank: int, held: Sequence[tuple[Seat, str]]) -> dict[str, Problem]:
+    """Those whose live parameters differ from what most engines hold."""
+    counts = Counter(digest for _, digest in held).most_common(2)
+    if len(counts) < 2:
+        return {}
+    usual = counts[0][0] if counts[0][1] > counts[1][1] else None
+    faults: dict[str, Problem] = {}
+    for seat, mine in held:
+        if mine == usual:
+            continue
+        reference, theirs = next(
+            (other, digest) for other, digest in held if digest != mine and usual in {None, digest}
+        )
+        message = f"local rank {rank} of {seat.pod_name} holds live parameters of digest {mine}, that of {reference.pod_name} {theirs}"
+        faults[seat.pod_uid] = _mismatch(message, seat.pod_name)
+    return faults
 
 
 def _keys(refit: Refit) -> Mapping[str, tuple[str, ...]]:
@@ -118,8 +130,4 @@ def describe_detours(refit: Refit, limit: int = 8) -> tuple[str, ...]:
 
 
 def _mismatch(message: str, member: str) -> Problem:
-    return Problem(
-        code=ProblemCode.DIGEST_MISMATCH,
-        message=f"{message}; the version is not published, send it again",
-        member=member,
-    )
+    return Problem(code=ProblemCode.DIGEST_MISMATCH, message=message, member=member)

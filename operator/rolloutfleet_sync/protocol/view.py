@@ -1,7 +1,4 @@
-"""What trainers and the WeightSync's status are shown of a state."""
-
-from dataclasses import dataclass
-from typing import Any
+"""What trainers are shown of a state; what goes into the WeightSync's status is in :mod:`~rolloutfleet_sync.protocol.summary`."""
 
 from rolloutfleet.contract.addresses import generation_base
 from rolloutfleet.contract.policy import Transport
@@ -20,15 +17,11 @@ from rolloutfleet.contract.trainer import (
 )
 from rolloutfleet.contract.worker import CacheReport, WakeTag, WorkerState
 from rolloutfleet_sync.protocol.ledger import TRAINER, name_some, world_size
-from rolloutfleet_sync.protocol.members import is_admitted, sleeps_lightly
+from rolloutfleet_sync.protocol.members import hold_reason, is_admitted, sleeps_lightly
 from rolloutfleet_sync.protocol.model import MemberRecord, Refit, State, Step
-from rolloutfleet_sync.protocol.record import Record
 from rolloutfleet_sync.protocol.sessions import find_refit, require_known, require_session
+from rolloutfleet_sync.protocol.staleness import is_allowed_stale
 from rolloutfleet_sync.protocol.verification import combine_sent_digests, describe_detours, layout_digests
-
-TEXT_LENGTH = 253
-MESSAGE_LENGTH = 2000
-"""Limits of the status schema."""
 
 
 def phase_of(state: State) -> Phase:
@@ -52,17 +45,21 @@ def view_fleet(state: State) -> FleetView:
         phase=phase_of(state),
         epoch=state.epoch,
         version=state.version,
+        held=hold_reason(state),
         transport=state.policy.transport,
         engines=state.roster.engines if state.roster else 0,
         members=tuple(_view_member(state, record) for record in records),
-        endpoints=tuple(
-            generation_base(record.member.address) for record in records if _is_ready(record, state.version)
-        ),
+        endpoints=tuple(generation_base(record.member.address) for record in records if _is_ready(state, record)),
     )
 
 
-def _is_ready(record: MemberRecord, version: int) -> bool:
-    return is_admitted(record, version) and record.report is not None and record.report.state is WorkerState.SERVING
+def _is_ready(state: State, record: MemberRecord) -> bool:
+    if record.report is not None and record.report.held:
+        return False
+    current = is_admitted(record, state.version)
+    return (current and record.report is not None and record.report.state is WorkerState.SERVING) or (
+        is_allowed_stale(state, record)
+    )
 
 
 def _view_member(state: State, record: MemberRecord) -> MemberView:
@@ -71,10 +68,11 @@ def _view_member(state: State, record: MemberRecord) -> MemberView:
         engine=record.member.engine,
         pod_name=record.pod_name,
         address=record.member.address,
-        ready=_is_ready(record, state.version),
+        ready=_is_ready(state, record),
         state=report.state if report else WorkerState.STARTING,
         version=report.version if report else 0,
         ranks=record.member.ranks,
+        epoch=report.epoch if report else 0,
         adapters=report.adapters if report else {},
         message=describe_member(state, record),
     )
@@ -82,8 +80,18 @@ def _view_member(state: State, record: MemberRecord) -> MemberView:
 
 def describe_member(state: State, record: MemberRecord) -> str:
     """Why a member is not ready, empty when it is; the same words as long as the reason is the same."""
-    parts = (_describe_state(record), "" if is_admitted(record, state.version) else _describe_loan(state, record))
+    parts = (
+        _describe_state(record),
+        _describe_staleness(state, record),
+        "" if is_admitted(record, state.version) else _describe_loan(state, record),
+    )
     return "; ".join(part for part in parts if part)
+
+
+def _describe_staleness(state: State, record: MemberRecord) -> str:
+    if record.report is None or not is_allowed_stale(state, record):
+        return ""
+    return f"serves version {record.report.version} until it has taken version {state.version} over"
 
 
 def _describe_loan(state: State, record: MemberRecord) -> str:
@@ -150,13 +158,6 @@ def view_rest(state: State, round_id: str) -> FleetView | None:
 def view_refit(state: State, refit: str, now: float) -> RefitView:
     """Raises ProblemError when the refit is unknown."""
     known = find_refit(state, refit)
-    seated = {seat.pod_uid: seat.pod_name for seat in known.seats}
-    waiting = [seated.get(uid) or _name(state, uid) for uid in known.waiting]
-    if known.trainer_pending:
-        waiting.append(TRAINER)
-    if known.step is Step.GATHER and state.roster is not None:
-        present = {member.engine for member in state.roster.members}
-        waiting += [f"engine-{engine}" for engine in range(state.roster.engines) if engine not in present]
     remaining = max(known.deadline - now, 0.001)
     join = prepare = send = None
     if known.step is Step.JOIN and known.choice is not None:
@@ -170,21 +171,34 @@ def view_refit(state: State, refit: str, now: float) -> RefitView:
         )
     if known.step is Step.PREPARE:
         prepare = TrainerPrepare(epoch=known.epoch, layouts=layout_digests(known), deadline_seconds=remaining)
-    if known.step is Step.RECEIVE:
+    if known.trainer_pending and known.step in {Step.RECEIVE, Step.VERIFY}:  # nothing to receive is there at once
         send = TrainerSend(epoch=known.epoch, deadline_seconds=remaining)
     return RefitView(
         refit=known.id,
         version=known.version,
         epoch=known.epoch,
         phase=known.phase,
+        attempt=known.attempt,
         sequence=known.sequence,
-        waiting_for=tuple(sorted(waiting)),
+        waiting_for=tuple(waiting_for(state, known)),
         join=join,
         prepare=prepare,
         send=send,
         problem=known.problem,
         result=summarize_result(known) if known.committed and known.manifest is None else None,
     )
+
+
+def waiting_for(state: State, refit: Refit) -> list[str]:
+    """Pod names, ``trainer`` and engines without a pod whose answer the refit's step still needs, sorted."""
+    seated = {seat.pod_uid: seat.pod_name for seat in refit.seats}
+    waiting = [seated.get(uid) or _name(state, uid) for uid in refit.waiting]
+    if refit.trainer_pending:
+        waiting.append(TRAINER)
+    if refit.step is Step.GATHER and state.roster is not None:
+        present = {member.engine for member in state.roster.members}
+        waiting += [f"engine-{engine}" for engine in range(state.roster.engines) if engine not in present]
+    return sorted(waiting)
 
 
 def _name(state: State, pod_uid: str) -> str:
@@ -212,102 +226,5 @@ def summarize_result(refit: Refit) -> RefitResult:
         staged=refit.staged,
         detours=describe_detours(refit),
         slowest=refit.slowest,
+        attempts=refit.ended,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Readiness:
-    """The sync job's condition Ready, without the times that only the edge knows."""
-
-    status: bool
-    reason: str
-    message: str
-
-
-def judge_readiness(state: State) -> Readiness:
-    """Whether trainers are answered, and which engines lag behind; the words change only when the facts do."""
-    roster = state.roster
-    if roster is None or state.record is None or state.reading:
-        return Readiness(False, "Starting", "the sync job is reading the fleet's roster and status")
-    if state.stopping:
-        return Readiness(False, "Stopping", "the sync job is stopping")
-    present = {member.engine for member in roster.members}
-    lagging = [f"engine {engine} has no pod" for engine in range(roster.engines) if engine not in present]
-    records = sorted(state.members.values(), key=lambda record: record.member.engine)
-    lagging += [
-        f"{record.pod_name}: {describe_member(state, record) or 'not admitted yet'}"
-        for record in records
-        if not is_admitted(record, state.version)
-    ]
-    admitted = len(records) - sum(not is_admitted(record, state.version) for record in records)
-    message = f"{admitted} of {roster.engines} engines hold version {state.version}"
-    asleep = _count_asleep(state)
-    if asleep:
-        message += f", {asleep} of them asleep" if asleep == admitted else f"; {asleep} asleep"
-    if lagging:
-        more = f"; and {len(lagging) - 4} more" if len(lagging) > 4 else ""
-        message = f"{message}; {'; '.join(lagging[:4])}{more}"[:MESSAGE_LENGTH]
-    return Readiness(True, "AnswersTrainers", message)
-
-
-def _count_asleep(state: State) -> int:
-    reports = (record.report for record in state.members.values())
-    return sum(report is not None and report.state is WorkerState.ASLEEP for report in reports)
-
-
-def summarize_status(state: State, record: Record) -> dict[str, Any]:
-    """The WeightSync's status without its conditions; only what changes when something has happened."""
-    admitted = sum(is_admitted(member, state.version) for member in state.members.values())
-    status: dict[str, Any] = {
-        "phase": phase_of(state).value,
-        "epoch": max(record.epoch, state.epoch),
-        "version": record.version,
-        "members": {"total": state.roster.engines if state.roster else 0, "admitted": admitted},
-    }
-    asleep = _count_asleep(state)
-    if asleep:
-        status["members"]["asleep"] = asleep
-    if record.intent is not None:
-        status["intent"] = record.intent.model_dump(mode="json", by_alias=True)
-    session = state.session
-    if session is not None:
-        status["session"] = {"id": session.id, "trainer": session.request.trainer[:TEXT_LENGTH]}
-        if session.request.world_size is not None:
-            status["session"]["worldSize"] = session.request.world_size
-    if state.finished:
-        status["lastRefit"] = _summarize_refit(state.finished[-1])
-    return status
-
-
-def _summarize_refit(refit: Refit) -> dict[str, Any]:
-    result = summarize_result(refit)
-    summary: dict[str, Any] = {
-        "version": refit.version,
-        "epoch": refit.epoch,
-        "outcome": refit.phase.value,
-        "members": len(result.members) if refit.committed else len(refit.seats),
-        "tensors": refit.tensors,
-        "nbytes": refit.nbytes,
-        "digest": result.digest,
-        "liveDigest": result.live_digest,
-        "seconds": {phase: round(seconds, 6) for phase, seconds in sorted(refit.seconds.items())},
-        "pauseSeconds": round(refit.pause_seconds, 6),
-        "gigabytesPerSecond": round(result.gigabytes_per_second, 6) if refit.committed else 0.0,
-    }
-    if refit.choice is not None:
-        summary |= {
-            "transport": refit.choice.transport.value,
-            "reason": refit.choice.reason[:MESSAGE_LENGTH],
-            "staged": refit.staged,
-            "detours": [sentence[:MESSAGE_LENGTH] for sentence in result.detours],
-            "slowest": refit.slowest[:TEXT_LENGTH],
-        }
-    problem = refit.problem
-    if problem is not None:
-        summary |= {
-            "phase": problem.phase,
-            "member": problem.member[:TEXT_LENGTH],
-            "code": problem.code.value,
-            "message": problem.message[:MESSAGE_LENGTH],
-        }
-    return summary

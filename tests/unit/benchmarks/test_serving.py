@@ -27,9 +27,10 @@ def refit(began: float, phases: dict[Phase, float], seconds: float) -> Measured:
     return Measured(result=result, seconds=seconds, began=began, wall=0.0, phases=phases)
 
 
-def test_what_is_kept_is_counted_while_receiving_and_gaps_across_the_whole_refit():
-    phases = {Phase.PENDING: 9.9, Phase.TRANSFERRING: 10.0, Phase.COMMITTING: 12.0}
-    serving = summarize(ARRIVALS, (2.0, 6.0), [refit(9.9, phases, 2.5)])
+@pytest.mark.parametrize("verifying", [10.0, 10.3, 11.9])
+def test_what_is_kept_is_counted_up_to_the_commit_and_gaps_across_the_whole_refit(verifying: float):
+    phases = {Phase.PENDING: 9.9, Phase.TRANSFERRING: 10.0, Phase.VERIFYING: verifying, Phase.COMMITTING: 12.0}
+    serving = summarize(ARRIVALS, [(2.0, 4.0), (4.0, 6.0)], [refit(9.9, phases, 2.5)])
     assert serving.before_tokens_per_second == pytest.approx(400, rel=0.01)
     assert serving.kept_percent == pytest.approx(80, rel=0.01)
     assert serving.before_p99 == pytest.approx(0.01)
@@ -39,10 +40,10 @@ def test_what_is_kept_is_counted_while_receiving_and_gaps_across_the_whole_refit
 
 
 def test_a_transfer_too_short_to_be_seen_counts_as_the_whole_refit():
-    serving = summarize(ARRIVALS, (2.0, 6.0), [refit(7.0, {Phase.PENDING: 7.0}, 0.5)])
+    serving = summarize(ARRIVALS, [(2.0, 4.0), (4.0, 6.0)], [refit(7.0, {Phase.PENDING: 7.0}, 0.5)])
     assert serving.kept_percent == pytest.approx(100, rel=0.03)
 
 
 def test_without_a_refit_there_is_nothing_to_compare():
     with pytest.raises(ValueError, match="nothing to compare"):
-        summarize(ARRIVALS, (2.0, 6.0), [])
+        summarize(ARRIVALS, [(2.0, 4.0), (4.0, 6.0)], [])

@@ -106,7 +106,7 @@ PODS = (
 def drawn(fleet: dict, last_refit: dict | None, pods=PODS, *, as_list: bool = False) -> str:
     summary = summarize_fleet(cluster.FleetObjects(fleet, (sync_object(last_refit),), pods), NOW)
     console = Console(file=io.StringIO(), width=200)
-    console.print(table.draw_list([summary]) if as_list else table.draw_fleet(summary))
+    console.print(table.draw_list([summary]) if as_list else table.draw_fleet(summary, NOW))
     return console.file.getvalue()
 
 
@@ -141,9 +141,9 @@ def test_engines_come_in_order_before_the_sync_pod_with_the_reason_they_wait_for
     start = next(index for index, line in enumerate(lines) if line.startswith("ENGINE"))
     rows = [line.split() for line in lines[start + 1 : start + 4]]
     assert rows == [
-        ["0", "quickstart-0-0-0", "node-0", "True", "Running", "3", "60s"],
-        ["1", "quickstart-1-0-0", "node-1", "False", "CrashLoopBackOff", "3", "60s"],
-        ["sync", "quickstart-sync-abc", "node-None", "True", "Running", "3", "60s"],
+        ["0", "quickstart-0-0-0", "node-0", "True", "Running", "-", "3", "60s"],
+        ["1", "quickstart-1-0-0", "node-1", "False", "CrashLoopBackOff", "-", "3", "60s"],
+        ["sync", "quickstart-sync-abc", "node-None", "True", "Running", "-", "3", "60s"],
     ]
 
 

@@ -7,8 +7,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not part of the development environment; the worker image has it")
 
-from rolloutfleet import digest as digest_module  # noqa: E402
-from rolloutfleet.digest import StreamDigest  # noqa: E402
+from rolloutfleet.digest import StreamDigest, fold  # noqa: E402
+from rolloutfleet.tiles import hostsums  # noqa: E402
+from rolloutfleet.tiles.hostwork import ENV_HOST_THREADS  # noqa: E402
 
 
 def reference(tensors: list[tuple[str, "torch.Tensor"]]) -> str:
@@ -50,10 +51,20 @@ def sample(seed: int = 0) -> list[tuple[str, "torch.Tensor"]]:
     ]
 
 
-@pytest.mark.parametrize("chunk", [1, 2, 5, 64, 4 << 20])
-def test_the_digest_is_the_reference_whatever_the_chunk(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
-    monkeypatch.setitem(digest_module.CHUNK_WORDS, "cpu", chunk)
+@pytest.mark.parametrize("piece", [1, 2, 5, 64, 1 << 20])
+@pytest.mark.parametrize("threads", ["1", "3"])
+def test_the_digest_is_the_reference_however_threads_share_the_words(
+    monkeypatch: pytest.MonkeyPatch, piece: int, threads: str
+) -> None:
+    monkeypatch.setattr(hostsums, "_PIECE", piece)
+    monkeypatch.setenv(ENV_HOST_THREADS, threads)
     assert digest_of(sample()) == reference(sample())
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 5, 64, 4 << 20])
+def test_what_a_gpu_folds_is_what_the_host_sums_whatever_the_chunk(chunk: int) -> None:
+    words = torch.randint(-(2**31), 2**31 - 1, (777,), dtype=torch.int32, generator=torch.Generator().manual_seed(3))
+    assert fold(words, torch.arange(1, chunk + 1)).tolist() == hostsums.sums_of_run(words).tolist()
 
 
 def test_sums_wrap_as_the_reference_says() -> None:

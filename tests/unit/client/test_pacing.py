@@ -91,3 +91,8 @@ def test_a_gpu_that_does_not_tell_its_bandwidth_has_no_bound(
 
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: Properties)
     assert serving_rate(torch.device("cuda", 0)) is None
+
+
+def test_what_comes_out_of_the_hosts_memory_leaves_most_of_the_link_alone() -> None:
+    assert serving_rate(torch.device("cuda", 0), from_host=True) == pacing.HOST_BYTES_PER_SECOND
+    assert serving_rate(torch.device("cpu"), from_host=True) is None

@@ -17,6 +17,7 @@ from rolloutfleet.digest import StreamDigest  # noqa: E402
 from rolloutfleet.layout.blocks import Block  # noqa: E402
 from rolloutfleet.tiles import tables  # noqa: E402
 from rolloutfleet.tiles.digesting import CopySumTable, SumTable, sums_digest  # noqa: E402
+from rolloutfleet.tiles.hostwork import ENV_HOST_THREADS  # noqa: E402
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 EXAMPLES = settings(
@@ -91,6 +92,26 @@ def test_the_sums_of_any_partition_add_up_to_those_of_the_whole(partition, tile_
         )
     assert table.run().tolist() == [[0, 0], reference(matrix, unit)]
     assert copied.run().tolist() == [[0, 0], reference(matrix, unit)]
+
+
+@pytest.mark.parametrize("threads", ["1", "2", "5"])
+def test_sums_are_the_same_however_many_threads_share_a_table(monkeypatch: pytest.MonkeyPatch, threads: str) -> None:
+    monkeypatch.setattr(tables, "_SHARED_BYTES", 0)
+    monkeypatch.setattr(tables, "CACHED_BYTES", 4096)
+    monkeypatch.setenv(ENV_HOST_THREADS, threads)
+    tensors = [numbers((rows, 96), torch.bfloat16, seed=rows, shift=rows % 2) for rows in (1, 40, 333)]
+    copies = [torch.zeros_like(tensor) for tensor in tensors]
+    table = CopySumTable.build(
+        [
+            (tensor, whole(tensor), copy, whole(copy), source, whole(tensor), 4)
+            for source, (tensor, copy) in enumerate(zip(tensors, copies, strict=True))
+        ],
+        sources=len(tensors),
+    )
+    for _ in range(2):
+        assert table.run().tolist() == [reference(tensor, 4) for tensor in tensors]
+    pairs = zip(copies, tensors, strict=True)
+    assert all(torch.equal(copy.view(torch.int16), tensor.view(torch.int16)) for copy, tensor in pairs)
 
 
 @pytest.mark.parametrize("elements", [2, 50_000, 131_072 + 6])

@@ -107,6 +107,8 @@ class MemoryCluster:
         self.writes: list[tuple[str, str, str]] = []
         self.refuse: dict[tuple[str, str], OperatorError] = {}
         """(verb, kind) -> error to raise."""
+        self._applied: dict[tuple[ObjectRef, str], set[str]] = {}
+        """Fields that the last apply held: those that the next one leaves out go."""
         self._uids = itertools.count(1)
 
     def put(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -161,7 +163,10 @@ class MemoryCluster:
             if key == "metadata":
                 stored["metadata"] |= value
             elif key in ("spec", "status"):
-                stored[key] = {**stored.get(key, {}), **value}
+                before = self._applied.get((ref, key), set())
+                self._applied[ref, key] = set(value)
+                kept = {field: held for field, held in stored.get(key, {}).items() if field not in before - set(value)}
+                stored[key] = {**kept, **value}
             else:
                 stored[key] = value
         return stored

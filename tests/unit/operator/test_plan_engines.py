@@ -5,12 +5,14 @@ from datetime import timedelta
 import pytest
 
 from rolloutfleet_operator.plan.engines import EngineGoal, EnginePlan, current_pods, plan_engines
+from rolloutfleet_operator.plan.roster import plan_roster
 
 
 @pytest.fixture
 def plan(now):
-    def run(engines, own=(), foreign=(), *, may_disrupt=True) -> EnginePlan:
-        return plan_engines(EngineGoal(engines, "new", may_disrupt), list(own), list(foreign), now)
+    def run(engines, own=(), foreign=(), *, may_disrupt=True, retired=(), avoided=()) -> EnginePlan:
+        goal = EngineGoal(engines, "new", may_disrupt, frozenset(retired), frozenset(avoided))
+        return plan_engines(goal, list(own), list(foreign), now)
 
     return run
 
@@ -98,3 +100,67 @@ def test_of_two_pods_of_an_engine_the_one_that_serves_counts(make_pod):
 def test_of_two_pods_that_do_not_serve_the_newest_of_the_revision_counts(make_pod):
     pods = [make_pod(0, 5, revision="old"), make_pod(0, 1), make_pod(0, 2)]
     assert current_pods(pods, "new")[0].incarnation == 2
+
+
+class TestRetirement:
+    def test_a_retired_engine_loses_its_pod_and_gets_no_other(self, plan, make_pod):
+        result = plan(3, [make_pod(0, ready=True), make_pod(1), make_pod(2, ready=True)], retired=[1])
+        assert (result.create, names(result.delete)) == ((), ["demo-1-0-0"])
+
+    def test_a_dead_pod_of_a_retired_engine_goes_without_a_replacement(self, plan, make_pod):
+        result = plan(2, [make_pod(0, ready=True), make_pod(1, phase="Failed")], retired=[1])
+        assert (result.create, names(result.delete)) == ((), ["demo-1-0-0"])
+
+    def test_an_update_goes_on_without_a_retired_engine(self, plan, make_pod):
+        pods = [make_pod(engine, ready=True, revision="old") for engine in (0, 2)]
+        assert names(plan(3, pods, retired=[1]).delete) == ["demo-0-0-0"]
+
+
+class TestNodesThatAreAvoided:
+    def test_a_pod_that_fails_there_is_replaced_at_once(self, plan, make_pod):
+        result = plan(1, [make_pod(0, container={"restarts": 3})], avoided=["node-1"])
+        assert (result.create, names(result.delete)) == (((0, 1),), ["demo-0-0-0"])
+
+    @pytest.mark.parametrize(
+        "pod", [{"ready": True}, {"container": {"restarts": 3, "started": True}}, {"container": {"restarts": 0}}]
+    )
+    def test_one_that_serves_is_up_or_has_not_failed_stays(self, plan, make_pod, pod):
+        assert not plan(1, [make_pod(0, **({"container": {"restarts": 3}} | pod))], avoided=["node-1"])
+
+    def test_its_replacement_is_made_once(self, plan, make_pod):
+        pods = [make_pod(0, 0, container={"restarts": 3}), make_pod(0, 1, node="")]
+        result = plan(1, pods, avoided=["node-1"])
+        assert (result.create, names(result.delete)) == ((), ["demo-0-0-0"])
+
+
+class TestPodsAboutToBeTakenAway:
+    def test_a_successor_is_made_while_it_serves(self, plan, make_pod):
+        result = plan(2, [make_pod(0, ready=True, leaving="spot"), make_pod(1, ready=True)])
+        assert (result.create, result.delete) == (((0, 1),), ())
+
+    def test_it_serves_until_its_successor_is_up(self, plan, make_pod):
+        pods = [make_pod(0, ready=True, leaving="spot"), make_pod(0, 1), make_pod(1, ready=True)]
+        assert not plan(2, pods)
+        pods[1] = make_pod(0, 1, container={"started": True})
+        assert names(plan(2, pods).delete) == ["demo-0-0-0"]
+
+    def test_the_last_engine_that_serves_stays_to_the_end(self, plan, make_pod):
+        pods = [make_pod(0, ready=True, leaving="spot"), make_pod(0, 1, container={"started": True})]
+        assert not plan(1, pods)
+        result = plan(1, [make_pod(0, ready=True, leaving="spot", terminating=True), pods[1]])
+        assert not result
+
+    def test_a_successor_that_is_about_to_be_taken_too_takes_over_from_nobody_and_has_no_successor(
+        self, plan, make_pod
+    ):
+        up = make_pod(0, 1, leaving="spot", container={"started": True})
+        assert not plan(2, [make_pod(0, ready=True, leaving="spot"), up, make_pod(1, ready=True)])
+
+    def test_one_that_does_not_serve_is_left_to_its_end(self, plan, make_pod):
+        assert not plan(1, [make_pod(0, leaving="spot")])
+
+    def test_the_roster_tells_the_sync_job_who_is_leaving_and_who_is_retired(self, make_pod):
+        goal = EngineGoal(3, "new", retired=frozenset({1}))
+        roster = plan_roster("demo", "uid", goal, [make_pod(0, leaving="spot"), make_pod(1), make_pod(2)])
+        assert [(member.engine, member.leaving) for member in roster.members] == [(0, True), (2, False)]
+        assert (roster.engines, roster.retired, roster.missing) == (2, (1,), ())

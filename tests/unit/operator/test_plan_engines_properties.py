@@ -7,11 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rolloutfleet_operator.plan.engines import EngineGoal, EnginePlan, current_pods, plan_engines
-from rolloutfleet_operator.plan.observed import Pod
+from rolloutfleet_operator.plan.observed import ContainerState, Pod
 from rolloutfleet_operator.plan.roster import plan_roster
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 ENGINES = st.integers(0, 5)
+CONTAINERS = (ContainerState(), ContainerState(started=True), ContainerState(restarts=3))
 
 
 @st.composite
@@ -30,12 +31,22 @@ def pods(draw):
             engine=engine,
             incarnation=incarnation,
             revision=draw(st.sampled_from(["old", "new"])),
+            node=draw(st.sampled_from(["good", "bad"])),
+            leaving=draw(st.sampled_from(["", "", "spot"])),
+            container=draw(st.sampled_from(CONTAINERS)),
         )
         for engine, incarnation in keys
     ]
 
 
-goals = st.builds(EngineGoal, engines=ENGINES, revision=st.just("new"), may_disrupt=st.booleans())
+goals = st.builds(
+    EngineGoal,
+    engines=ENGINES,
+    revision=st.just("new"),
+    may_disrupt=st.booleans(),
+    retired=st.sampled_from([frozenset(), frozenset(), frozenset({0}), frozenset({1, 3})]),
+    avoided=st.sampled_from([frozenset(), frozenset({"bad"})]),
+)
 
 
 def carried_out(own: list[Pod], plan: EnginePlan, *, gone: bool = True) -> list[Pod]:
@@ -74,11 +85,20 @@ def test_the_order_in_which_pods_are_seen_does_not_matter(goal, own, random):
 @given(goals, pods())
 def test_at_most_one_engine_stops_serving_by_our_doing_and_only_when_all_others_serve(goal, own):
     plan = plan_engines(goal, own, [], NOW)
-    lost = serving(own, goal.engines) - serving(carried_out(own, plan), goal.engines)
+    before = serving(own, goal.engines) & set(goal.wanted)
+    lost = before - serving(carried_out(own, plan), goal.engines)
     assert len(lost) <= 1
     if lost:
-        assert goal.may_disrupt
-        assert serving(own, goal.engines) == set(range(goal.engines))
+        leaving = {pod.engine for pod in plan.delete if pod.leaving}
+        assert goal.may_disrupt or lost <= leaving
+        assert before == set(goal.wanted)
+
+
+@given(goals, pods())
+def test_a_retired_engine_has_no_pod_that_stays_and_gets_none(goal, own):
+    plan = plan_engines(goal, own, [], NOW)
+    assert not goal.retired & {engine for engine, _ in plan.create}
+    assert not [pod for pod in carried_out(own, plan) if pod.engine in goal.retired and not pod.terminating]
 
 
 @given(goals, pods(), st.booleans())

@@ -223,6 +223,17 @@ def test_a_users_mount_replaces_the_operators_scratch_space(render):
     assert "rolloutfleet-tmp" not in [volume["name"] for volume in pod["spec"]["volumes"]]
 
 
+def test_engines_in_the_hosts_ipc_namespace_have_its_shared_memory_and_no_own(render):
+    apart, shared = (render(template={"hostIPC": value})["spec"] for value in (False, True))
+    assert "hostIPC" not in apart
+    assert shared["hostIPC"] is True
+    kept = [mount for mount in apart["containers"][0]["volumeMounts"] if mount["mountPath"] != "/dev/shm"]
+    assert shared["containers"][0]["volumeMounts"] == kept
+    assert {volume["name"] for volume in apart["volumes"]} - {volume["name"] for volume in shared["volumes"]} == {
+        "rolloutfleet-shm"
+    }
+
+
 def test_a_fleet_that_starts_with_random_weights_tells_its_engines_to_wait(render):
     assert environment(render())["ROLLOUTFLEET_AWAIT_FIRST_REFIT"] == "false"
     dummy = render(model={"name": "m", "loadFormat": "Dummy"})

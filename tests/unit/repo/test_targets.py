@@ -15,9 +15,18 @@ DOCUMENTS = sorted(
 )
 EXPECTED = {
     *("help", "setup", "lint", "format", "generate", "verify", "lock", "wheels", "images", "clean", "proof"),
-    *("test", "test-unit", "test-contract", "test-engines", "test-chart", "test-apiserver", "test-cluster"),
+    *(
+        "test",
+        "test-unit",
+        "test-contract",
+        "test-engines",
+        "test-chaos",
+        "test-chart",
+        "test-apiserver",
+        "test-cluster",
+    ),
     *("cluster-up", "cluster-down", "demo", "demo-down"),
-    *("bench-refit_colocated", "bench-refit_dense_7b", "bench-refit_moe_30b"),
+    *("bench-chaos", "bench-fanout", "bench-refit_colocated", "bench-refit_dense_7b", "bench-refit_moe_30b"),
 }
 
 

@@ -13,7 +13,8 @@ from rolloutfleet_sync.protocol.commands import CallWorker
 from rolloutfleet_sync.protocol.fanout import GRACE_SECONDS
 from rolloutfleet_sync.protocol.latejoin import LONGEST_RETRY_SECONDS
 from rolloutfleet_sync.protocol.model import Verb
-from rolloutfleet_sync.protocol.view import judge_readiness, view_fleet, view_rest
+from rolloutfleet_sync.protocol.summary import judge_readiness
+from rolloutfleet_sync.protocol.view import view_fleet, view_rest
 
 
 def fleet(engines: int = 2, version: int = 1) -> Simulation:

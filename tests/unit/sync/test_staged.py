@@ -11,12 +11,12 @@ from rolloutfleet_sync.protocol import events
 from rolloutfleet_sync.protocol.commands import WriteCommit, WriteIntent
 from rolloutfleet_sync.protocol.machine import may_publish
 from rolloutfleet_sync.protocol.model import Verb
-from rolloutfleet_sync.protocol.view import summarize_status
+from rolloutfleet_sync.protocol.summary import summarize_status
 
 
-def staged(pause: PauseMode = PauseMode.KEEP, engines: int = 2) -> Simulation:
+def staged(pause: PauseMode = PauseMode.KEEP, engines: int = 2, min_ready: int = 1) -> Simulation:
     """A fleet at version 1 whose next refits are staged and prepared."""
-    policy = RefitPolicy(transport=Transport.AUTO, pause=pause, deadlines=DEADLINES)
+    policy = RefitPolicy(transport=Transport.AUTO, pause=pause, deadlines=DEADLINES, min_ready=min_ready)
     sim = Simulation(engines=engines, policy=policy)
     for engine in sim.workers.values():
         engine.calibrated = True
@@ -124,7 +124,7 @@ def test_engines_that_must_stand_still_for_the_copy_do_so_before_the_version_is_
 
 @pytest.mark.parametrize("trouble", ["slow", "cut", "refused", "trainer", "stop"])
 def test_a_pause_for_the_copy_that_fails_leaves_every_engine_serving_the_version_before(trouble: str):
-    sim = staged(PauseMode.WAIT)
+    sim = staged(PauseMode.WAIT, min_ready=2)
     receive(sim)
     sim.tell_sent()
     slow = sim.workers[1]
@@ -293,7 +293,7 @@ def test_engines_that_stand_still_while_nobody_knows_the_fate_of_the_commit_are_
 
 @pytest.mark.parametrize("loss", ["pod", "trainer", "bytes", "deadline", "stop"])
 def test_whatever_is_lost_before_the_decision_leaves_every_engine_serving(loss: str):
-    sim = staged(engines=3)
+    sim = staged(engines=3, min_ready=3)
     sim.request(2)
     sim.settle()
     assert sim.view().phase is Phase.TRANSFERRING
@@ -327,7 +327,7 @@ def test_whatever_is_lost_before_the_decision_leaves_every_engine_serving(loss: 
 
 
 def test_a_member_that_forgets_a_staged_version_ends_the_refit_before_the_commit():
-    sim = staged()
+    sim = staged(min_ready=2)
     receive(sim)
     worker = sim.workers[1]
     worker.fence = worker.fence.aborted("it waited too long")

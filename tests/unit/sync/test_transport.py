@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rolloutfleet.contract.members import Member
-from rolloutfleet.contract.policy import RefitPolicy, Staging, Transport, Wire
+from rolloutfleet.contract.policy import RefitPolicy, Staging, Transport, Verify, Wire
 from rolloutfleet.contract.problems import Problem, ProblemCode
 from rolloutfleet.contract.trainer import OpenSession
 from rolloutfleet.contract.worker import LayoutSummary, Locality, Rendezvous, WorkerReport, WorkerState
@@ -236,12 +236,6 @@ def test_auto_takes_the_first_that_all_can_do_and_says_why(
             "Native broadcasts whole tensors from one trainer rank, and trainer t has 4",
             "trainer",
         ),
-        (
-            parties(("GPU-0",), trainer=CPU_TRAINER),
-            Transport.LAYOUT,
-            "trainer t has no NCCL, and the engines run on GPUs",
-            "trainer",
-        ),
     ],
 )
 def test_a_transport_that_is_asked_for_is_taken_or_refused_with_who_cannot(
@@ -346,3 +340,24 @@ def test_a_gpu_that_occurs_twice_is_told_when_nothing_else_fits():
 def test_nothing_is_staged_against_the_policy_or_by_whole_broadcasts():
     assert not choose(parties(("GPU-0",)), staging=Staging.NEVER).staged
     assert not choose(parties(("GPU-0",)), Transport.NATIVE).staged
+
+
+def test_a_trainer_without_a_gpu_reaches_engines_on_gpus_through_the_memory_of_the_hosts():
+    engines = parties(("GPU-0", "GPU-1"), ("GPU-2", "GPU-3"), trainer={"devices": ("cpu",), "nccl_version": ""})
+    why = "trainer t has no GPU for NCCL, so all bytes pass through the memory of the hosts"
+    chosen = choose(engines)
+    assert (chosen.transport, chosen.wire) == (Transport.LAYOUT, Wire.GLOO)
+    assert chosen.reason == f"Layout over Gloo: trainer and engines share no memory; {why}"
+    assert choose(engines, Transport.LAYOUT).reason == f"Layout over Gloo: the policy says so; {why}"
+
+
+def test_a_trainer_whose_tensors_lie_in_host_memory_sends_over_nccl_where_it_has_a_gpu():
+    assert choose(parties(("GPU-0",), trainer={"devices": ("cpu",)})).wire is Wire.NCCL
+
+
+def test_what_is_to_be_verified_in_full_is_not_staged():
+    policy = RefitPolicy(transport=Transport.LAYOUT, verify=Verify.FULL)
+    chosen = choose_transport(policy, parties(("cpu",), ("cpu",)))
+    assert isinstance(chosen, Choice)
+    assert not chosen.staged
+    assert chosen.reason.endswith("not staged, for refit.verify Full needs engines that stand still")

@@ -7,7 +7,7 @@ import pytest
 from fakes.simulation import MANIFEST
 from rolloutfleet.contract.members import Member
 from rolloutfleet.contract.policy import Transport, Wire
-from rolloutfleet.contract.problems import ProblemCode
+from rolloutfleet.contract.problems import Problem, ProblemCode
 from rolloutfleet.contract.trainer import TrainerSent
 from rolloutfleet.contract.worker import LayoutSummary, ReceiveReport
 from rolloutfleet_sync.protocol.ledger import plan_seats
@@ -59,6 +59,11 @@ def received(**change: object) -> ReceiveReport:
     return ReceiveReport.model_validate(good | change)
 
 
+def find_one(made: Refit, sent: TrainerSent) -> Problem | None:
+    """The first fault."""
+    return next(iter(find_unverified(made, sent).values()), None)
+
+
 WHOLE = TrainerSent(epoch=1, tensors=2, nbytes=MANIFEST.nbytes, digests={"": "d"})
 SLICED = TrainerSent(epoch=1, tensors=1, nbytes=3, digests={"L0": "d0", "L1": "d1"})
 SLICES: dict[str, object] = {"tensors": 1, "nbytes": 5, "received_digests": ("d0", "d1"), "live_digests": ("l0", "l1")}
@@ -79,7 +84,7 @@ SLICES: dict[str, object] = {"tensors": 1, "nbytes": 5, "received_digests": ("d0
     ],
 )
 def test_every_way_to_hold_something_else_than_was_broadcast_is_found(change, words):
-    problem = find_unverified(refit(Transport.GLOO, 1, u0=received(), u1=received(**change)), WHOLE)
+    problem = find_unverified(refit(Transport.GLOO, 1, u0=received(), u1=received(**change)), WHOLE).get("u1")
     if words is None:
         assert problem is None
     else:
@@ -101,7 +106,7 @@ def test_every_way_to_hold_something_else_than_was_broadcast_is_found(change, wo
 )
 def test_every_rank_must_hold_what_was_sent_for_its_own_layout(change, words):
     mine, theirs = received(**SLICES), received(**SLICES | change)
-    problem = find_unverified(refit(Transport.LAYOUT, 2, u0=mine, u1=theirs), SLICED)
+    problem = find_unverified(refit(Transport.LAYOUT, 2, u0=mine, u1=theirs), SLICED).get("u1")
     if words is None:
         assert problem is None
     else:
@@ -118,18 +123,24 @@ def test_every_rank_must_hold_what_was_sent_for_its_own_layout(change, words):
     ],
 )
 def test_an_empty_digest_of_an_engine_never_verifies(change, words):
-    problem = find_unverified(refit(Transport.LAYOUT, 2, u0=received(**SLICES), u1=received(**SLICES | change)), SLICED)
+    problem = find_one(refit(Transport.LAYOUT, 2, u0=received(**SLICES), u1=received(**SLICES | change)), SLICED)
     assert problem is not None
     assert problem.member == "p1"
     assert words in problem.message
 
 
+def test_who_differs_from_most_is_at_fault_and_everybody_where_there_is_no_majority():
+    usual, other = received(), received(live_digests=("m",))
+    assert find_unverified(refit(Transport.GLOO, 1, u0=other, u1=usual, u2=usual), WHOLE).keys() == {"u0"}
+    assert find_unverified(refit(Transport.GLOO, 1, u0=other, u1=usual), WHOLE).keys() == {"u0", "u1"}
+
+
 def test_an_empty_digest_of_the_trainer_never_verifies():
     nothing = received(received_digests=("",))
-    problem = find_unverified(refit(Transport.GLOO, 1, u0=nothing), WHOLE.model_copy(update={"digests": {"": ""}}))
+    problem = find_one(refit(Transport.GLOO, 1, u0=nothing), WHOLE.model_copy(update={"digests": {"": ""}}))
     assert problem is not None
     sent = SLICED.model_copy(update={"digests": {"L0": "d0", "L1": ""}})
-    problem = find_unverified(refit(Transport.LAYOUT, 2, u0=received(**SLICES)), sent)
+    problem = find_one(refit(Transport.LAYOUT, 2, u0=received(**SLICES)), sent)
     assert problem is not None
     assert problem.member == "trainer"
     assert "the trainer gave an empty digest for layout L1 of local rank 1 of p0" in problem.message
@@ -139,19 +150,19 @@ def test_live_parameters_are_compared_only_between_ranks_of_one_layout():
     made = refit(Transport.LAYOUT, 1, u0=received(received_digests=("d0",)), u1=received(received_digests=("d1",)))
     other = replace(made, layouts={"u0": (layout("L0"),), "u1": (layout("L1"),)})
     reports = {**other.received, "u1": received(received_digests=("d1",), live_digests=("m",))}
-    assert find_unverified(replace(other, received=reports), SLICED) is None
+    assert find_unverified(replace(other, received=reports), SLICED) == {}
 
 
 def test_a_trainer_that_leaves_a_layout_out_is_found():
     sent = SLICED.model_copy(update={"digests": {"L0": "d0"}})
-    problem = find_unverified(refit(Transport.LAYOUT, 2, u0=received(**SLICES)), sent)
+    problem = find_one(refit(Transport.LAYOUT, 2, u0=received(**SLICES)), sent)
     assert problem is not None
     assert problem.member == "trainer"
     assert "gave no digest for layout L1 of local rank 1 of p0" in problem.message
 
 
 def test_a_trainer_that_broadcast_less_than_its_manifest_is_found():
-    problem = find_unverified(refit(Transport.GLOO, 1, u0=received()), WHOLE.model_copy(update={"tensors": 1}))
+    problem = find_one(refit(Transport.GLOO, 1, u0=received()), WHOLE.model_copy(update={"tensors": 1}))
     assert problem is not None
     assert problem.member == "trainer"
 

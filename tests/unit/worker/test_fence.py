@@ -147,3 +147,27 @@ def test_requests_wait_outside_from_the_first_byte_to_the_commit():
     assert receiving.receive_done().door is Door.HELD
     assert commit(receiving.receive_done(), 1).door is Door.OPEN
     assert receiving.receive_failed(touched=True, was=joined, message="x").door is Door.CLOSED
+
+
+def test_a_join_that_comes_twice_leaves_the_worker_in_its_group():
+    joined = serving().join_begins().join_done()
+    with pytest.raises(ProblemError, match="in the group of epoch 0 already"):
+        joined.join_begins()
+    assert joined.accept(call(epoch=1)).join_begins().joined is False
+
+
+def test_a_version_that_is_held_is_not_received_again():
+    committed = commit(received(1), 1)
+    with pytest.raises(ProblemError, match="receive version 1: this worker holds it already"):
+        committed.receive_begins(1)
+    with pytest.raises(ProblemError, match="borrow version 1: this worker holds it already"):
+        committed.borrow_begins(1)
+    assert committed.receive_begins(2).state is WorkerState.RECEIVING
+
+
+def test_a_held_engine_is_whole_and_refuses_until_a_commit_or_another_word() -> None:
+    serving = Fence(identity=IDENTITY).started().admit(3).hold("the refit of version 4 failed")
+    assert serving.whole
+    assert serving.door is Door.CLOSED
+    assert serving.unready_reason() == "Held: the refit of version 4 failed"
+    assert serving.admit(0).held == ""

@@ -20,7 +20,9 @@ class EngineDouble:
         self.resets = False
         self.failure: Exception | None = None
         self.engine_core = self
-        self.vllm_config = SimpleNamespace(model_config=SimpleNamespace(enable_sleep_mode=False))
+        self.vllm_config = SimpleNamespace(
+            model_config=SimpleNamespace(enable_sleep_mode=False), parallel_config=SimpleNamespace(data_parallel_size=1)
+        )
 
     async def pause_scheduler_async(self, **options):
         self.calls.append(("pause-core", options))
@@ -28,10 +30,14 @@ class EngineDouble:
     async def resume_scheduler_async(self):
         self.calls.append(("resume-core", {}))
 
-    async def collective_rpc_async(self, method, _seconds=None, args=(), kwargs=None):
-        self.calls.append((method, kwargs or {}))
-        if self.failure and method == "update_weights":
+    async def call_utility_all_async(self, method, version, reset_cache, pause, resume):
+        told = {"version": version, "reset_cache": reset_cache, "pause": pause, "resume": resume}
+        self.calls.append((method, told))
+        if self.failure:
             raise self.failure
+        cores = self.vllm_config.parallel_config.data_parallel_size
+        resets = [self.resets] * cores if reset_cache else [None] * cores
+        return [{"reset": reset, "pause_seconds": 0.008} for reset in resets]
 
     async def sleep(self, **options):
         self.calls.append(("sleep", options))
@@ -167,27 +173,17 @@ async def test_a_pause_keeps_the_cache_for_the_commit_to_decide(server):
     assert server.engine.calls == [("pause-core", {"mode": "keep", "clear_cache": False})]
 
 
-UPDATE = [
-    ("start_weight_update", {}),
-    ("update_weights", {"update_info": {"version": 8}}),
-    ("finish_weight_update", {}),
-]
+def swap_call(**told: bool) -> tuple[str, dict]:
+    return "rolloutfleet_swap", {"version": 8, **told}
 
 
-async def test_a_swap_stops_the_scheduler_for_the_copy_and_the_cache_and_names_the_new_version(server):
+async def test_a_swap_is_one_call_of_the_core_and_names_the_new_version(server):
     await server.door(Door.OPEN, version=7)
     server.engine.resets = True
     body = {"version": 8, "reset_cache": True, "pause": True}
     status, answer, _ = await server.request(ENGINE_PREFIX + "swap", body, secret=SECRET)
-    assert (status, answer["reset"]) == (200, True)
-    assert answer["pause_seconds"] > 0
-    assert server.engine.calls == [
-        ("pause-core", {"mode": "keep", "clear_cache": False}),
-        *UPDATE,
-        ("reset", {"reset_running_requests": True, "reset_connector": True}),
-        ("reset-encoder", {}),
-        ("resume-core", {}),
-    ]
+    assert (status, answer) == (200, {"reset": True, "pause_seconds": 0.008})
+    assert server.engine.calls == [swap_call(reset_cache=True, pause=True, resume=True)]
     assert (await server.request("/v1/completions"))[2][b"x-rolloutfleet-weight-version"] == b"8"
 
 
@@ -195,11 +191,21 @@ async def test_a_swap_in_a_paused_engine_neither_pauses_nor_resumes_it(server):
     body = {"version": 8, "reset_cache": False, "pause": False}
     _, answer, _ = await server.request(ENGINE_PREFIX + "swap", body, secret=SECRET)
     assert answer["reset"] is None
-    assert server.engine.calls == UPDATE
+    assert server.engine.calls == [swap_call(reset_cache=False, pause=False, resume=False)]
+
+
+async def test_several_cores_of_one_engine_resume_when_all_have_swapped(server):
+    server.engine.vllm_config.parallel_config.data_parallel_size = 2
+    server.engine.resets = True
+    body = {"version": 8, "reset_cache": True, "pause": True}
+    _, answer, _ = await server.request(ENGINE_PREFIX + "swap", body, secret=SECRET)
+    assert answer["reset"] is True
+    assert server.engine.calls == [swap_call(reset_cache=True, pause=True, resume=False), ("resume-core", {})]
 
 
 @pytest.mark.scenario("F53")
-async def test_a_swap_whose_cache_is_not_reset_leaves_the_scheduler_stopped(server):
+async def test_several_cores_of_which_the_cache_is_not_reset_stay_stopped(server):
+    server.engine.vllm_config.parallel_config.data_parallel_size = 2
     body = {"version": 8, "reset_cache": True, "pause": True}
     _, answer, _ = await server.request(ENGINE_PREFIX + "swap", body, secret=SECRET)
     assert answer["reset"] is False

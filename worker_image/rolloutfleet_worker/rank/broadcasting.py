@@ -10,7 +10,8 @@ from rolloutfleet.buckets import plan_buckets
 from rolloutfleet.contract.manifest import Manifest
 from rolloutfleet.contract.policy import Transport
 from rolloutfleet.digest import StreamDigest
-from rolloutfleet_worker.rank.link import RankError
+from rolloutfleet_worker.rank.fresh import FreshLoad
+from rolloutfleet_worker.rank.link import RankError, is_cut_off
 from rolloutfleet_worker.rank.live_digest import live_digest
 from rolloutfleet_worker.rank.membership import Membership
 from rolloutfleet_worker.rank.reload import Reload
@@ -30,8 +31,9 @@ def receive_whole(
     model: torch.nn.Module,
     device: torch.device,
     deadline: float,
+    fresh: FreshLoad | None = None,
 ) -> Frame:
-    """The report of a version that was received and loaded through vLLM's loader.
+    """The report of a version that was received and loaded through vLLM's loader, and compared with a ``fresh`` load where one is given.
 
     Raises:
         RankError: the transfer or the load failed; ``touched`` once the load had begun.
@@ -44,6 +46,8 @@ def receive_whole(
         nonlocal loading
         for name, tensor in tensors:
             digest.update(name, tensor)
+        if fresh is not None:
+            fresh.keep(tensors)
         start = time.monotonic()
         reload.load(iter(tensors))
         loading += time.monotonic() - start
@@ -57,10 +61,14 @@ def receive_whole(
             _receive_buckets(member.group, manifest, deadline, take)
         received = time.monotonic()
         reload.finish()
+        if fresh is not None:
+            fresh.compare(None)
         live = live_digest(model)
     except TRANSFER_ERRORS as error:
         reload.abandon()
-        raise RankError(f"rank {member.rank}: {type(error).__name__}: {error}", touched=reload.begun) from error
+        raise RankError(
+            f"rank {member.rank}: {type(error).__name__}: {error}", touched=reload.begun, cut_off=is_cut_off(error)
+        ) from error
     ended = time.monotonic()
     return {
         "tensors": digest.tensors,

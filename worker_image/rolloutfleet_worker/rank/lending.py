@@ -21,6 +21,7 @@ from rolloutfleet_worker.rank.broadcasting import TRANSFER_ERRORS
 from rolloutfleet_worker.rank.link import RankError
 from rolloutfleet_worker.rank.live_digest import live_digest
 from rolloutfleet_worker.rank.live_tensors import kernel_tensors
+from rolloutfleet_worker.rank.peer_copy import PeerCopy, copy_bytes
 from rolloutfleet_worker.wire import Frame
 
 
@@ -74,18 +75,37 @@ class Lending:
             raise RankError(f"local rank {self._rank} lent in vain: {type(error).__name__}: {error}") from error
         return {}
 
+    def copy_bytes(self) -> int:
+        """What a second copy of all that is lent and borrowed takes; RankError as :meth:`offer`."""
+        return copy_bytes(self._named())
+
     def borrow(self, body: Frame, cancelled: threading.Event) -> Frame:
         """Overwrite everything, and compare what lies here then with what the lender computes with.
 
         Raises:
             RankError: the lender was lost or holds something else; ``touched`` once bytes may have come.
         """
+        return self._borrow(body, cancelled, None)
+
+    def borrow_beside(self, body: Frame, cancelled: threading.Event) -> tuple[Frame, PeerCopy]:
+        """The same into a second copy, which is returned; no live weight is touched.
+
+        Raises:
+            RankError: as :meth:`borrow`, or there is no room.
+        """
+        beside = PeerCopy(self._named(), self._device)
+        try:
+            return self._borrow(body, cancelled, beside), beside
+        except RankError as error:
+            raise RankError(str(error)) from error
+
+    def _borrow(self, body: Frame, cancelled: threading.Event, beside: PeerCopy | None) -> Frame:
         timeout = float(body["timeout_seconds"])
         began = time.monotonic()
         rendezvous = Rendezvous.model_validate(body["rendezvous"])
         adapters = _adapters(body)
         files = [torch.empty(held.nbytes, dtype=torch.uint8, device=self._device) for held in adapters]
-        tensors = self._tensors() + files
+        tensors = (self._tensors() if beside is None else list(beside.tensors.values())) + files
         touched = False
         try:
             store = connect_store(rendezvous.host, rendezvous.port, timeout, cancelled)
@@ -94,7 +114,8 @@ class Lending:
                 touched = True
                 nbytes = peer.borrow(pair, tensors, Wire(body["wire"]), self._device, began + timeout)
                 received = time.monotonic()
-                live = live_digest(self._model, cancelled=pair.cancelled)
+                instead = None if beside is None else beside.tensors
+                live = live_digest(self._model, cancelled=pair.cancelled, instead=instead)
             for held, file in zip(adapters, files, strict=True):
                 _write(held, file)
         except TRANSFER_ERRORS as error:
@@ -128,8 +149,11 @@ class Lending:
         return torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self._device)
 
     def _tensors(self) -> list[torch.Tensor]:
+        return [tensor for _, tensor in self._named()]
+
+    def _named(self) -> list[tuple[str, torch.Tensor]]:
         try:
-            return [tensor for _, tensor in kernel_tensors(self._model)]
+            return kernel_tensors(self._model)
         except ValueError as error:
             raise RankError(f"local rank {self._rank}: {error}") from error
 

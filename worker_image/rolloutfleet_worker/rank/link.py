@@ -29,7 +29,7 @@ class RankOperations(Protocol):
     def receive(self, body: Frame, cancelled: threading.Event) -> Frame: ...
     def free(self) -> Frame: ...
     def unmap(self) -> Frame: ...
-    def shape(self, cancelled: threading.Event) -> Frame: ...
+    def shape(self, body: Frame, cancelled: threading.Event) -> Frame: ...
     def offer(self, body: Frame) -> Frame: ...
     def lend(self, body: Frame, cancelled: threading.Event) -> Frame: ...
     def borrow(self, body: Frame, cancelled: threading.Event) -> Frame: ...
@@ -38,11 +38,17 @@ class RankOperations(Protocol):
 
 
 class RankError(Exception):
-    """An order failed; ``touched`` says whether a live weight may have changed."""
+    """An order failed; ``touched`` says whether a live weight may have changed, ``cut_off`` that another party is to blame."""
 
-    def __init__(self, message: str, *, touched: bool = False) -> None:
+    def __init__(self, message: str, *, touched: bool = False, cut_off: bool = False) -> None:
         super().__init__(message)
         self.touched = touched
+        self.cut_off = cut_off
+
+
+def is_cut_off(error: BaseException) -> bool:
+    """Whether this is how a rank that is sound itself sees a party of its group that is gone or stands still."""
+    return isinstance(error, ConnectionError | TimeoutError)
 
 
 class RankLink:
@@ -115,7 +121,7 @@ class RankLink:
             "receive": lambda: rank.receive(body, cancelled),
             "free": rank.free,
             "unmap": rank.unmap,
-            "shape": lambda: rank.shape(cancelled),
+            "shape": lambda: rank.shape(body, cancelled),
             "offer": lambda: rank.offer(body),
             "lend": lambda: rank.lend(body, cancelled),
             "borrow": lambda: rank.borrow(body, cancelled),
@@ -140,7 +146,8 @@ class RankLink:
         log.error("order failed", exc_info=failure)
         touched = failure.touched if isinstance(failure, RankError) else True
         message = str(failure) if isinstance(failure, RankError) else f"{type(failure).__name__}: {failure}"
-        self._send({"id": order_id, "ok": False, "message": message, "touched": touched})
+        cut_off = isinstance(failure, RankError) and failure.cut_off
+        self._send({"id": order_id, "ok": False, "message": message, "touched": touched, "cut_off": cut_off})
 
     def _send(self, frame: Frame) -> None:
         with self._sending:

@@ -5,7 +5,7 @@ covers what the kernel computes from it for a fixed input instead: evidence of t
 """
 
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -22,15 +22,20 @@ _TOGETHER_BYTES: Final = 256 << 20
 
 @torch.no_grad()
 def live_digest(
-    model: torch.nn.Module, modules: Collection[str] | None = None, cancelled: threading.Event | None = None
+    model: torch.nn.Module,
+    modules: Collection[str] | None = None,
+    cancelled: threading.Event | None = None,
+    instead: Mapping[str, torch.Tensor] | None = None,
 ) -> str:
     """Hex digest over every parameter of the model, or of these modules alone; tied parameters count once, buffers do not.
 
+    Where ``instead`` has a tensor for a parameter's name, that one counts: a copy that is about to be live.
     Raises ConnectionAbortedError soon after ``cancelled`` is set: on CPUs all weights of a model take long.
     """
     parameters, _ = live_parameters(model)
+    given = instead or {}
     chosen = [
-        (name, _flat(parameter.data))
+        (name, _flat(given.get(name, parameter.data)))
         for name, parameter in parameters
         if modules is None or name.rpartition(".")[0] in modules
     ]

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,13 +13,19 @@ from rolloutfleet_worker.rank.live_tensors import live_parameters
 from rolloutfleet_worker.rank.manifests import Known
 from rolloutfleet_worker.rank.reload import PartialReload, Reload
 
+if TYPE_CHECKING:
+    from rolloutfleet_worker.rank.fresh import FreshLoad
+
 
 class Loading:
     """The detours of one version: :meth:`take` as they arrive, then :meth:`finish`, or :meth:`abandon` at any point."""
 
-    def __init__(self, model: torch.nn.Module, vllm_config: Any, known: Known) -> None:
+    def __init__(
+        self, model: torch.nn.Module, vllm_config: Any, known: Known, fresh: "FreshLoad | None" = None
+    ) -> None:
         self._model = model
         self._known = known
+        self._fresh = fresh
         self._reload = (
             PartialReload(model, vllm_config, known.detoured_modules())
             if known.compared
@@ -41,12 +47,16 @@ class Loading:
         began = time.monotonic()
         if self._calibration is not None:
             self._calibration.arrived(tensors)
+        if self._fresh is not None:
+            self._fresh.keep(tensors)
         self._reload.load(iter(tensors))
         self.seconds += time.monotonic() - began
 
     def finish(self, received_digest: str) -> tuple[bool, str]:
         """Whether the layout has changed by what the load has proved, and the digest of the live parameters."""
         self._reload.finish()
+        if self._fresh is not None:
+            self._fresh.compare(self._known.layout)
         known, changed = self._known, False
         had_detours = bool(known.layout.detours)
         if self._calibration is not None:

@@ -8,8 +8,8 @@ import torch
 
 from rolloutfleet.contract.policy import Transport, Wire
 from rolloutfleet.contract.worker import Rendezvous
-from rolloutfleet.transport.store import SessionStore, connect_store
-from rolloutfleet_worker.rank.link import RankError
+from rolloutfleet.transport.store import SessionStore, breaking_off, connect_store
+from rolloutfleet_worker.rank.link import RankError, is_cut_off
 from rolloutfleet_worker.wire import Frame
 
 
@@ -26,8 +26,10 @@ class Membership:
     trainer_ranks: int
 
     def abort(self) -> None:
+        """Whatever a thread waits for in this membership raises, even where the trainer that hosts the store has fallen silent."""
         if self.group is not None:
             self.group.abort()
+        self.store.break_off()
 
 
 def join_epoch(body: Frame, local_rank: int, device: torch.device, cancelled: threading.Event) -> Membership:
@@ -45,10 +47,12 @@ def join_epoch(body: Frame, local_rank: int, device: torch.device, cancelled: th
     timeout = float(body["timeout_seconds"])
     transport, wire = Transport(body["transport"]), Wire(body["wire"])
     try:
-        store = connect_store(rendezvous.host, rendezvous.port, timeout, cancelled)
-        group = _form(transport, wire, store, body, rank, device, timeout, cancelled)
+        with breaking_off(rendezvous.host, rendezvous.port, cancelled):
+            store = connect_store(rendezvous.host, rendezvous.port, timeout, cancelled)
+            group = _form(transport, wire, store, body, rank, device, timeout, cancelled)
     except (OSError, RuntimeError, TimeoutError, ValueError) as error:
-        raise RankError(f"rank {rank} could not join at {rendezvous.host}:{rendezvous.port}: {error}") from error
+        message = f"rank {rank} could not join at {rendezvous.host}:{rendezvous.port}: {error}"
+        raise RankError(message, cut_off=is_cut_off(error)) from error
     return Membership(body["epoch"], transport, store, group, rank, body["trainer_ranks"])
 
 
@@ -71,4 +75,9 @@ def _form(
         return native.form_group(store, epoch, rank, world_size, device, timeout, cancelled)
     from rolloutfleet.transport.group import form_group
 
-    return form_group(wire, store, epoch, rank, world_size, device, timeout, cancelled)
+    group = form_group(wire, store, epoch, rank, world_size, device, timeout, cancelled)
+    if wire is Wire.GLOO and device.type != "cpu":
+        from rolloutfleet.transport.bridging import HostBridge
+
+        return HostBridge(group, device)
+    return group

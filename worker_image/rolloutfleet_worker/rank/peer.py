@@ -95,7 +95,7 @@ def _in_groups(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
     group: list[torch.Tensor] = []
     filled = 0
     for tensor in tensors:
-        for chunk in _bytes_of(tensor).split(CHUNK_BYTES):
+        for chunk in bytes_of(tensor).split(CHUNK_BYTES):
             if group and filled + chunk.numel() > CHUNK_BYTES:
                 yield group
                 group, filled = [], 0
@@ -105,7 +105,7 @@ def _in_groups(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
         yield group
 
 
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor's memory, flat; one whose dimensions are merely permuted has no gaps."""
     dense = tensor.detach()
     if not dense.is_contiguous():

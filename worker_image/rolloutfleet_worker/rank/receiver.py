@@ -9,18 +9,21 @@ import vllm
 
 from rolloutfleet.contract.adapter import AdapterSpec
 from rolloutfleet.contract.manifest import Manifest
+from rolloutfleet.contract.policy import Verify
 from rolloutfleet.locality import device_name
 from rolloutfleet_worker.rank.adapted import base_model
 from rolloutfleet_worker.rank.adapters import AdapterLoad, KnownAdapter, KnownAdapters
 from rolloutfleet_worker.rank.broadcasting import TRANSFER_ERRORS, receive_whole
+from rolloutfleet_worker.rank.fresh import FreshLoad
 from rolloutfleet_worker.rank.layout_capture import UnsupportedModelError, capture_layout
 from rolloutfleet_worker.rank.lending import Lending
-from rolloutfleet_worker.rank.link import RankError
+from rolloutfleet_worker.rank.link import RankError, is_cut_off
 from rolloutfleet_worker.rank.live_digest import live_digest
 from rolloutfleet_worker.rank.live_tensors import live_shape
 from rolloutfleet_worker.rank.loading import Loading, live_destinations
 from rolloutfleet_worker.rank.manifests import Known, KnownManifests, summarize
 from rolloutfleet_worker.rank.membership import Membership, join_epoch
+from rolloutfleet_worker.rank.peer_copy import PeerCopy
 from rolloutfleet_worker.rank.reload import Reload
 from rolloutfleet_worker.rank.room import room_bytes
 from rolloutfleet_worker.rank.staging import Staging
@@ -44,6 +47,11 @@ class Receiver:
         self._receiving: Transfer | None = None
         """At work; whoever drops it leaves closing it to that thread."""
         self._staging: Staging | None = None
+        self._borrowed: PeerCopy | None = None
+        """A peer's weights beside the live ones; the staged version is then this."""
+        self._aborts = 0
+        self._spent = False
+        """Whether memory of such a copy may still be kept by torch."""
         self._staged_version: int | None = None
         self._lending = Lending(model, device, rank)
 
@@ -101,7 +109,7 @@ class Receiver:
             self._member = member
         if cancelled.is_set():
             self.abort()
-            raise RankError(f"rank {member.rank} joined epoch {body['epoch']} after it had been aborted")
+            raise RankError(f"rank {member.rank} joined epoch {body['epoch']} after it had been aborted", cut_off=True)
         return {"rank": member.rank}
 
     def prepare(self, body: Frame, cancelled: threading.Event) -> Frame:
@@ -119,7 +127,8 @@ class Receiver:
         try:
             transfer = _make_transfer(plan)
         except TRANSFER_ERRORS as error:
-            raise RankError(f"rank {member.rank}: {type(error).__name__}: {error}") from error
+            message = f"rank {member.rank}: {type(error).__name__}: {error}"
+            raise RankError(message, cut_off=is_cut_off(error)) from error
         with self._guard:
             if self._member is member:
                 self._transfer = transfer
@@ -134,13 +143,14 @@ class Receiver:
         self._use_device()
         if isinstance(known, KnownAdapter):
             return self._receive_adapter(known, Order(body["version"], deadline, cancelled))
+        fresh = self._fresh_load(known) if body["verify"] == Verify.FULL and not body["staged"] else None
         if not member.transport.by_layout:
             reload = Reload(self._model, self._config)
-            report = receive_whole(member, known.manifest, reload, self._model, self._device, deadline)
+            report = receive_whole(member, known.manifest, reload, self._model, self._device, deadline, fresh)
             return {**report, "layout": self._summary(known), "layout_changed": False}
         transfer = self._require_transfer(known, staged=body["staged"])
         staging = self._stage_for(known) if body["staged"] else None
-        loading = Loading(self._model, self._config, known)
+        loading = Loading(self._model, self._config, known, fresh)
         report = self._run(transfer, loading, staging, Order(body["version"], deadline, cancelled))
         if staging is not None:
             # An abort that came meanwhile has forgotten it already; live weights, once changed, stay so whoever leaves.
@@ -148,6 +158,10 @@ class Receiver:
             with self._guard:
                 self._staged_version = body["version"] if self._member is member else None
         return {**report, "layout": self._summary(known)}
+
+    def _fresh_load(self, known: Known) -> FreshLoad:
+        self._return_memory()
+        return FreshLoad(self._model, self._config, self._device, known.manifest)
 
     def _run(self, transfer: Transfer, load: Load, staging: Staging | None, order: Order) -> Frame:
         """The transfer's report; one that was dropped meanwhile is closed when it has ended."""
@@ -176,11 +190,11 @@ class Receiver:
             RankError: this version does not lie staged here.
         """
         with self._guard:
-            staging, staged = self._staging, self._staged_version
-            self._staged_version = None
-        if staging is None or staged != version:
+            beside, staged = self._borrowed or self._staging, self._staged_version
+            self._staged_version = self._borrowed = None
+        if beside is None or staged != version:
             raise RankError(f"local rank {self.rank} has version {staged} staged, not {version}")
-        staging.copy_into_live()
+        beside.copy_into_live()
 
     def free(self) -> Frame:
         """Give the buffers back; the next version has to be prepared anew."""
@@ -196,14 +210,19 @@ class Receiver:
             transfer.close()
         return {}
 
-    def shape(self, cancelled: threading.Event) -> Frame:
-        """Digests of the shapes and of the values of what this rank computes with."""
+    def shape(self, body: Frame, cancelled: threading.Event) -> Frame:
+        """Digests of the shapes and of the values of what this rank computes with; asked for ``room``, whether a second copy of it fits."""
         self._use_device()
         try:
             digest = live_digest(self._model, cancelled=cancelled)
         except ConnectionAbortedError as error:
             raise RankError(f"local rank {self.rank}: {error}") from error
-        return {"shape": live_shape(self._model), "live_digest": digest}
+        answer: Frame = {"shape": live_shape(self._model), "live_digest": digest}
+        if body["room"]:
+            self._return_memory()
+            held = self._staging.nbytes if self._staging is not None else 0
+            answer |= {"copy_bytes": self._lending.copy_bytes(), "room_bytes": room_bytes(self._device) + held}
+        return answer
 
     def offer(self, body: Frame) -> Frame:
         """Open the store in which the ranks of this engine and those of a borrower meet, pair by pair."""
@@ -215,10 +234,24 @@ class Receiver:
         return self._lending.lend(body, cancelled)
 
     def borrow(self, body: Frame, cancelled: threading.Event) -> Frame:
-        """Overwrite all that this rank computes with by what the lender's rank of the same number does."""
+        """Overwrite all that this rank computes with by what the lender's rank of the same number does, or take that beside it."""
         self._use_device()
-        report = self._lending.borrow(body, cancelled)
+        report = self._borrow_beside(body, cancelled) if body["staged"] else self._lending.borrow(body, cancelled)
         return {**report, "layout": None, "layout_changed": False}
+
+    def _borrow_beside(self, body: Frame, cancelled: threading.Event) -> Frame:
+        with self._guard:
+            self._borrowed = self._staged_version = None
+            aborts = self._aborts
+        if self._lending.copy_bytes() > room_bytes(self._device):
+            self._free_staging()  # the next version that comes from the trainer takes its own again
+        report, borrowed = self._lending.borrow_beside(body, cancelled)
+        with self._guard:
+            self._spent = True
+            # What was cancelled says nothing: it is set when a pair has ended, however it has.
+            if self._aborts == aborts:
+                self._borrowed, self._staged_version = borrowed, int(body["version"])
+        return report
 
     def let_go(self) -> None:
         """End lending now; safe to call from another thread at any time."""
@@ -227,8 +260,9 @@ class Receiver:
     def abort(self) -> None:
         """Leave the group, unblock whatever waits in it, and forget a staged version; safe to call from another thread at any time."""
         with self._guard:
+            self._aborts += 1
             member, self._member = self._member, None
-            transfer, self._transfer, self._staged_version = self._transfer, None, None
+            transfer, self._transfer, self._staged_version, self._borrowed = self._transfer, None, None, None
             busy = transfer is self._receiving
         if member is not None:
             member.abort()
@@ -240,6 +274,7 @@ class Receiver:
         return self._adapters.find(key) or self._manifests.require(key)
 
     def _summary(self, known: Known | KnownAdapter) -> Frame:
+        self._return_memory()
         held = self._staging.nbytes if self._staging is not None else 0
         return summarize(known.layout, room_bytes(self._device) + held).model_dump(mode="json")
 
@@ -247,7 +282,7 @@ class Receiver:
         with self._guard:
             member = self._member
         if member is None or cancelled.is_set():
-            raise RankError("this rank is in no group: it has not joined one, or was told to leave it")
+            raise RankError("this rank is in no group: it has not joined one, or was told to leave it", cut_off=True)
         return member
 
     def _require_transfer(self, known: Known | KnownAdapter, *, staged: bool) -> Transfer:
@@ -283,6 +318,14 @@ class Receiver:
             held, self._staging, self._staged_version = self._staging, None, None
         if held is not None and self._device.type == "cuda":
             del held
+            torch.cuda.empty_cache()
+
+    def _return_memory(self) -> None:
+        """What a peer's copy took is the device's again; not at its swap, where every moment is a pause."""
+        with self._guard:
+            spent = self._spent and self._borrowed is None
+            self._spent = self._spent and not spent
+        if spent and self._device.type == "cuda":
             torch.cuda.empty_cache()
 
     def _use_device(self) -> None:

@@ -29,8 +29,13 @@ def buffer_starts(layout: Layout) -> tuple[dict[str, int], int]:
     size = 0
     for parameter in layout.live:
         starts[parameter.name] = size
-        size += -(-parameter.nbytes // _ALIGNMENT) * _ALIGNMENT
+        size += aligned(parameter.nbytes)
     return starts, size
+
+
+def aligned(nbytes: int) -> int:
+    """Bytes that a parameter takes in a second buffer."""
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def room_bytes(device: torch.device) -> int:

@@ -9,7 +9,7 @@ import torch
 
 from rolloutfleet.colocation import Showcase, await_exports
 from rolloutfleet.layout import Block, Message, Part, overlap, pair, plan_program, select
-from rolloutfleet.tiles.crossing import CrossingTable, copy_sum_table
+from rolloutfleet.tiles.crossing import CrossingTable, copy_sum_table, steps_of
 from rolloutfleet.tiles.digesting import CopySumTable, sums_digest
 from rolloutfleet.transport.exchange import await_layouts
 from rolloutfleet.transport.lanes import Mark
@@ -107,16 +107,18 @@ class SharedTransfer(Transfer):
                 filled = 0
             pieces[-1].append(entry)
             filled += nbytes
-        return [copy_sum_table(piece, len(self.known.manifest.tensors), self._device) for piece in pieces]
+        sources = len(self.known.manifest.tensors)
+        return [copy_sum_table(piece, sources, self._device, beside=self.staged) for piece in pieces]
 
     def _run(self, sums: torch.Tensor, order: Order) -> None:
         """Queues every copy, at the pace that leaves an engine that serves its own; raises what ends the waiting for it."""
-        pace = Pace(serving_rate(self._device) if self.staged else None)
+        crossing = any(isinstance(table, CrossingTable) for table in self._tables)
+        pace = Pace(serving_rate(self._device, from_host=crossing) if self.staged else None)
         before, moved = None, 0
-        for table in self._tables:
+        for step in (step for table in self._tables for step in steps_of(table)):
             pace.await_turn(before, moved, lambda: _raise_if_over(order))
-            table.run(sums)
-            before, moved = self._mark(), table.nbytes
+            step.run(sums)
+            before, moved = self._mark(), step.nbytes
 
     def _mark(self) -> Mark:
         if self._stream is None:

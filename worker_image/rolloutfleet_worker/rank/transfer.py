@@ -13,7 +13,7 @@ from rolloutfleet.layout import Holdings, Layout
 from rolloutfleet.transport.exchange import await_holdings, publish_layout
 from rolloutfleet_worker.rank.adapters import KnownAdapter
 from rolloutfleet_worker.rank.broadcasting import TRANSFER_ERRORS
-from rolloutfleet_worker.rank.link import RankError
+from rolloutfleet_worker.rank.link import RankError, is_cut_off
 from rolloutfleet_worker.rank.loading import live_destinations
 from rolloutfleet_worker.rank.manifests import Known
 from rolloutfleet_worker.rank.membership import Membership
@@ -117,7 +117,9 @@ class Transfer(ABC):
             loading.abandon()
             touched = loading.begun or (staging is None and self.layout.placed_bytes > 0 and self.landed)
             rank = self._plan.member.rank
-            raise RankError(f"rank {rank}: {type(error).__name__}: {error}", touched=touched) from error
+            raise RankError(
+                f"rank {rank}: {type(error).__name__}: {error}", touched=touched, cut_off=is_cut_off(error)
+            ) from error
         ended = time.monotonic()
         return {
             # Sums cover every tensor of the manifest, those of which this rank takes nothing with zeros.

@@ -1,0 +1,216 @@
+"""Many runs: fleets for blocks of them, the table, the figures."""
+
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from benchmarks.bars import Bar, draw_bars
+from benchmarks.chaos.faults import BLOCK, Card, Fault, deal, draw_fault, policy_of
+from benchmarks.chaos.fleet import EngineKind, Fleet, Shape
+from benchmarks.chaos.runs import Expected, Outcome, Run, killed_before_decision
+from benchmarks.chaos.weights import expected_checksum
+from benchmarks.load import percentile
+from benchmarks.record import Record, median, say
+from rolloutfleet.contract.policy import PauseMode, Staging
+
+_WARM_REFITS = 2
+"""The first version is loaded by the engines' own loader; from the second on it is written in place, or staged."""
+
+
+class Campaign:
+    """The runs of one seed."""
+
+    def __init__(self, seed: int, engines: int, folder: Path, *, verbose: bool, output: Path | None) -> None:
+        self._seed = seed
+        self._engines = engines
+        self._folder = folder
+        self._verbose = verbose
+        self._output = output
+        self._fleet: Fleet | None = None
+        self._fleets = 0
+        self.held: list[Outcome] = []
+        self.vllm: list[Outcome] = []
+
+    @property
+    def bad_end_states(self) -> int:
+        return sum(1 for outcome in (*self.held, *self.vllm) if outcome.bad)
+
+    def run_held(
+        self, numbers: Iterable[int], cards: Sequence[Card] = (), way: tuple[Staging, PauseMode] | None = None
+    ) -> None:
+        """Runs with engines that hold weights; ``cards`` are the faults, and ``way`` is how engines refit, instead of what is dealt."""
+        say(f"chaos: seed {self._seed}")
+
+        def shape_of(number: int) -> Shape:
+            staging, pause = way or policy_of(self._seed, number)
+            return Shape(engines=self._engines, staging=staging, pause=pause)
+
+        def fault_of(number: int) -> Fault:
+            if cards:
+                return draw_fault(self._seed, number, cards[number % len(cards)], self._engines)
+            return deal(self._seed, number, self._engines)
+
+        @cache
+        def expected(version: int) -> str:
+            return expected_checksum(version, 1)
+
+        self._run(numbers, shape_of, fault_of, EngineKind(), expected, self.held)
+
+    def run_vllm(self, numbers: Iterable[int]) -> None:
+        """Runs with real vLLM: two engines of a tiny model."""
+        numbers = list(numbers)
+        if not numbers:
+            return
+        from benchmarks.chaos.tiny import TinyOracle, vllm_kind
+
+        model = self._folder / "model"
+        oracle = TinyOracle(model)
+
+        def shape_of(number: int) -> Shape:
+            # Answers of several steps: with Keep they would rightly go on with new weights, and be of no one version.
+            staging, _ = policy_of(self._seed, number)
+            return Shape(engines=2, staging=staging, pause=PauseMode.WAIT)
+
+        self._run(
+            numbers,
+            shape_of,
+            lambda number: deal(self._seed, number, 2, simple=True),
+            vllm_kind(model),
+            oracle.expected,
+            self.vllm,
+        )
+
+    def _run(
+        self,
+        numbers: Iterable[int],
+        shape_of: Callable[[int], Shape],
+        fault_of: Callable[[int], Fault],
+        kind: EngineKind,
+        expected: Expected,
+        outcomes: list[Outcome],
+    ) -> None:
+        block = -1
+        try:
+            for number in numbers:
+                if self._fleet is None or number // BLOCK != block:
+                    self._end_fleet()
+                    block = number // BLOCK
+                    self._fleet = self._start_fleet(shape_of(number), kind)
+                outcome = Run(self._fleet, fault_of(number), number, self._seed, expected).run()
+                outcomes.append(outcome)
+                self._tell(outcome)
+                self._write()
+                if outcome.bad:
+                    self._end_fleet()
+        finally:
+            self._end_fleet()
+
+    def _start_fleet(self, shape: Shape, kind: EngineKind) -> Fleet:
+        self._fleets += 1
+        began = time.monotonic()
+        fleet = Fleet(self._folder / f"fleet-{self._fleets}", shape, kind)
+        try:
+            fleet.await_started()
+            for _ in range(_WARM_REFITS):
+                fleet.version += 1
+                fleet.trainer.tell(refit=fleet.version, seconds=60.0)
+                event = fleet.trainer.await_event(lambda event: event["event"] in {"done", "failed"}, 70.0)
+                _require_done(event)
+        except BaseException:
+            say(fleet.stands())
+            fleet.close()
+            raise
+        say(f"fleet {self._fleets}: {shape}, up in {time.monotonic() - began:.1f} s")
+        return fleet
+
+    def _end_fleet(self) -> None:
+        if self._fleet is not None:
+            self._fleet.close()
+            self._fleet = None
+
+    def _tell(self, outcome: Outcome) -> None:
+        served = _seconds(outcome.seconds_to_serving)
+        verdict = "BAD" if outcome.bad else "ok"
+        say(
+            f"{outcome.number:4d} {verdict:3} {outcome.fault} (met {outcome.hit}): {outcome.end or 'no end'}, serving again "
+            f"{served}, whole {_seconds(outcome.seconds_to_whole)}, {outcome.wall_seconds:.1f} s"
+        )
+        if self._verbose or outcome.bad:
+            for line in (
+                *outcome.errors,
+                *outcome.bad,
+                *([f"{outcome.parts} {outcome.reformed}"] if self._verbose else []),
+            ):
+                say(f"       {line}")
+
+    def say_summary(self) -> None:
+        """The table by fault, party and phase."""
+        groups: dict[tuple[str, str, str], list[Outcome]] = defaultdict(list)
+        for outcome in (*self.held, *self.vllm):
+            groups[outcome.kind, outcome.who, outcome.hit].append(outcome)
+        lines = [
+            "| fault | party | met in | runs | bad | ends | seconds to serving again: median, most |",
+            "|---" * 7 + "|",
+        ]
+        for (kind, who, hit), group in sorted(groups.items()):
+            served = sorted(each.seconds_to_serving for each in group if each.seconds_to_serving is not None)
+            ends = ", ".join(sorted({each.end or "none" for each in group}))
+            times = f"{median(served):.2f}, {served[-1]:.2f}" if served else "-"
+            bad = sum(1 for each in group if each.bad)
+            lines.append(f"| {kind} | {who} | {hit} | {len(group)} | {bad} | {ends} | {times} |")
+        sys.stdout.write("\n".join(lines) + "\n")
+        for name, value in self._figures().items():
+            say(f"chaos: {name} = {value:g}")
+        say(f"chaos: seed {self._seed}")
+
+    def _figures(self) -> dict[str, float]:
+        kills = sorted(
+            each.seconds_to_serving
+            for each in self.held
+            if killed_before_decision(each) and each.seconds_to_serving is not None
+        )
+        figures: dict[str, float] = {
+            "runs": len(self.held),
+            "runs_vllm": len(self.vllm),
+            "bad_end_states": self.bad_end_states,
+        }
+        if kills:
+            figures["median_seconds_kill_to_serving"] = median(kills)
+            figures["p95_seconds_kill_to_serving"] = percentile(kills, 95)
+        reformed = [each.reformed for each in self.held if killed_before_decision(each) and each.reformed]
+        for part in ("detect", "abort", "re-form", "resend"):
+            if seconds := [parts[part] for parts in reformed if part in parts]:
+                figures[f"median_seconds_{part.replace('-', '_')}"] = median(seconds)
+        return figures
+
+    def _write(self) -> None:
+        if self._output is None:
+            return
+        record = Record("chaos", self._output / "chaos.json")
+        record.runs = [{"engines": "held weights", **each.as_run()} for each in self.held]
+        record.runs += [{"engines": "vLLM", **each.as_run()} for each in self.vllm]
+        record.figures = dict(self._figures())
+        record.write()
+        bars = self._bars()
+        if bars:
+            (self._output / "chaos.svg").write_text(draw_bars("Fault to serving the new version, median", "s", bars))
+
+    def _bars(self) -> list[Bar]:
+        groups: dict[str, list[float]] = defaultdict(list)
+        for outcome in self.held:
+            if outcome.seconds_to_serving is not None:
+                groups[f"{outcome.kind}: {outcome.who}"].append(outcome.seconds_to_serving)
+        return [Bar(label, median(values), ours=label.startswith("kill")) for label, values in sorted(groups.items())]
+
+
+def _require_done(event: Mapping[str, Any]) -> None:
+    if event["event"] != "done":
+        raise TimeoutError(f"a fleet's first refits failed: {event['error']}: {event['message']}")
+
+
+def _seconds(value: float | None) -> str:
+    return "never" if value is None else f"{value:.2f} s"

@@ -1,0 +1,1 @@
+"""Where the launcher looks for the server."""
