@@ -25,7 +25,7 @@ EXPECTED = {
         "test-apiserver",
         "test-cluster",
     ),
-    *("cluster-up", "cluster-down", "demo", "demo-down"),
+    *("cluster-up", "cluster-down", "demo", "demo-down", "explore"),
     *("bench-chaos", "bench-fanout", "bench-refit_colocated", "bench-refit_dense_7b", "bench-refit_moe_30b"),
 }
 
