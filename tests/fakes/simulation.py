@@ -260,24 +260,38 @@ class Simulation:
             assert (seat.pod_uid, seat.instance, version, sent) in self.received, f"{seat.pod_name} lacks {version}"
         return sent
 
+    def restart(self, engine: int, **fields: object) -> FakeEngine:
+        """The engine's container starts anew, with the weights of its start."""
+        fresh = self.workers[engine] = FakeEngine(self.workers[engine].member, instance=f"i{self.fresh()}", **fields)
+        return fresh
+
+    def step(self) -> bool:
+        """Let the next thing that is under way happen; False when nothing is."""
+        if self.reads:
+            self.read_status()
+        elif self.answers:
+            self.deliver_answer()
+        elif self.calls:
+            self.deliver_call()
+        elif self.writes:
+            self.end_write()
+        elif self.can_end_transfer():
+            self.end_transfer()
+        else:
+            return False
+        return True
+
     def settle(self, rounds: int = 400) -> None:
         """Deliver everything that is under way, in order, until nothing is."""
         for _ in range(rounds):
-            if self.reads:
-                self.read_status()
-            elif self.answers:
-                self.deliver_answer()
-            elif self.calls:
-                self.deliver_call()
-            elif self.writes:
-                self.end_write()
-            elif self.transfers and self._can_end_transfer():
-                self.end_transfer()
-            else:
+            if not self.step():
                 return
         raise AssertionError("the protocol does not come to rest")
 
-    def _can_end_transfer(self) -> bool:
+    def can_end_transfer(self) -> bool:
+        """Whether the oldest transfer under way has all that it waits for."""
+        if not self.transfers:
+            return False
         call = self.transfers[0][0].message
         assert isinstance(call, Receive)
         engine = self.transfers[0][1]
@@ -343,19 +357,49 @@ class Simulation:
     ) -> RefitView:
         """A whole refit in which nothing goes wrong."""
         self.request(version, refit, session, manifest, adapter, repair=repair)
-        for _ in range(40):
+        return self.follow(refit)
+
+    def begin(self, version: int = 1, refit: str = "r1") -> None:
+        """A refit up to the transfer."""
+        self.request(version, refit)
+        self.settle()
+        if self.view(refit).join is not None:
+            self.join(refit)
+        self.settle()
+        assert self.view(refit).phase is Phase.TRANSFERRING
+
+    def receive_all(self) -> None:
+        """Every engine holds the version whole; the trainer has not said what it sent."""
+        self.sent[self.view().epoch, self.view().version] = "bytes"
+        while self.transfers or self.answers:
+            self.end_transfer() if self.transfers else self.deliver_answer()
+
+    def obey(self, refit: str = "r1") -> bool:
+        """The trainer does what it is told to; False when nothing is waited for from it."""
+        view = self.view(refit)
+        if "trainer" not in view.waiting_for:
+            return False
+        if view.join is not None:
+            self.join(refit)
+        elif view.prepare is not None:
+            self.prepare(refit)
+        elif view.send is not None:
+            self.send(refit)
+        else:
+            return False
+        return True
+
+    def follow(
+        self, refit: str = "r1", *, until: Phase | None = None, rounds: int = 40, seconds: float = 1.0
+    ) -> RefitView:
+        """The trainer does what it is told to, in every attempt, until the refit ends or reaches a phase."""
+        for _ in range(rounds):
             self.settle()
             view = self.view(refit)
-            if view.phase in {Phase.COMPLETE, Phase.FAILED}:
+            if view.phase in {Phase.COMPLETE, Phase.FAILED, until}:
                 return view
-            if view.join is not None and "trainer" in view.waiting_for:
-                self.join(refit)
-            elif view.prepare is not None and "trainer" in view.waiting_for:
-                self.prepare(refit)
-            elif view.send is not None and "trainer" in view.waiting_for:
-                self.send(refit)
-            else:
-                self.advance(1.0)
+            if not self.obey(refit):
+                self.advance(seconds)
         raise AssertionError(f"refit {refit} did not end: {self.view(refit)}")
 
     def verbs(self) -> list[str]:

@@ -28,12 +28,6 @@ def fleet(engines: int = 2, version: int = 1) -> Simulation:
     return sim
 
 
-def restart(sim: Simulation, engine: int, **fields: object) -> FakeEngine:
-    """The engine's container starts anew, with the weights of its start."""
-    fresh = sim.workers[engine] = FakeEngine(sim.workers[engine].member, instance=f"i{sim.fresh()}", **fields)
-    return fresh
-
-
 def pass_time(sim: Simulation, seconds: int) -> None:
     for _ in range(seconds):
         sim.advance(1.0)
@@ -65,7 +59,7 @@ def message_of(sim: Simulation, engine: int) -> str:
 def test_lend_and_borrow_carry_the_current_epoch_and_the_transfers_deadline():
     sim = fleet()
     kept = sim.state.epoch
-    late = restart(sim, 1)
+    late = sim.restart(1)
     pass_time(sim, 8)
     assert late.serves
     assert late.weights == sim.workers[0].weights
@@ -87,7 +81,7 @@ def test_lend_and_borrow_carry_the_current_epoch_and_the_transfers_deadline():
 
 def test_nothing_is_borrowed_before_the_first_version():
     sim = fleet(version=0)
-    restart(sim, 1)
+    sim.restart(1)
     pass_time(sim, 8)
     assert "lend" not in sim.verbs()
     assert sim.workers[1].serves
@@ -95,7 +89,7 @@ def test_nothing_is_borrowed_before_the_first_version():
 
 def test_without_a_peer_the_engine_waits_for_the_next_refit():
     sim = fleet(engines=1)
-    late = restart(sim, 0)
+    late = sim.restart(0)
     pass_time(sim, 8)
     assert "lend" not in sim.verbs()
     assert not late.serves
@@ -107,7 +101,7 @@ def test_without_a_peer_the_engine_waits_for_the_next_refit():
 @pytest.mark.parametrize("differs", ["ranks", "device"])
 def test_a_peer_of_another_size_or_kind_is_not_asked(differs: str):
     sim = fleet(engines=2)
-    late = restart(sim, 1, **({"device": "GPU-1"} if differs == "device" else {}))
+    late = sim.restart(1, **({"device": "GPU-1"} if differs == "device" else {}))
     if differs == "ranks":
         late.member = late.member.model_copy(update={"ranks": 2})
         sim.apply(events.RosterChanged(sim.roster))
@@ -117,7 +111,7 @@ def test_a_peer_of_another_size_or_kind_is_not_asked(differs: str):
 
 def test_a_peer_of_another_shape_is_refused_by_the_borrower_and_named():
     sim = fleet()
-    late = restart(sim, 1, shape="other")
+    late = sim.restart(1, shape="other")
     pass_time(sim, 8)
     assert not late.serves
     assert late.weights == (0, "")
@@ -141,14 +135,14 @@ def test_a_peer_of_another_shape_is_asked_once_for_a_version_and_its_group_and_e
     assert not any(engine.fence.lending for engine in sim.workers.values())
     assert all(sim.workers[engine].fence.joined for engine in range(2))
     assert "so weights can only come from the trainer" in message_of(sim, 2)
-    fresh = restart(sim, 2)
+    fresh = sim.restart(2)
     pass_time(sim, 8)
     assert fresh.serves, "another container may fit"
 
 
 def test_a_loan_that_no_peer_can_make_does_not_end_those_that_others_make():
     sim = fleet(engines=3)
-    misfit, late = restart(sim, 1, shape="other"), restart(sim, 2)
+    misfit, late = sim.restart(1, shape="other"), sim.restart(2)
     late.may_borrow.clear()
     pass_time(sim, 10)
     assert sum(engine.fence.lending for engine in sim.workers.values()) == 1
@@ -227,12 +221,12 @@ def test_a_donor_that_cannot_be_told_to_let_go_leaves_its_epoch_before_it_is_ref
 @pytest.mark.parametrize("fate", ["restarts", "is dirty"])
 def test_a_donor_that_does_not_serve_the_version_any_more_ends_the_loan_at_once(fate: str):
     sim = fleet(engines=3)
-    late = restart(sim, 2)
+    late = sim.restart(2)
     until_called(sim, Verb.BORROW)
     late.may_borrow.clear()
     number = next(number for number, engine in sim.workers.items() if engine.fence.lending)
     if fate == "restarts":
-        restart(sim, number)
+        sim.restart(number)
     else:
         sim.workers[number].fence = sim.workers[number].fence.cache_not_reset(1, "vLLM answered no")
     pass_time(sim, 7)
@@ -281,7 +275,7 @@ def test_an_engine_whose_loan_could_not_be_ended_is_named_when_the_fleet_falls_a
 
 def test_a_loan_takes_no_longer_than_a_transfer_may():
     sim = fleet()
-    restart(sim, 1)
+    sim.restart(1)
     held = until_called(sim, Verb.LEND)
     sim.advance(5.0)
     sim.deliver_call(sim.calls.index(held))
@@ -293,7 +287,7 @@ def test_a_loan_takes_no_longer_than_a_transfer_may():
 @pytest.mark.parametrize("digests", [(), ("",), ("a", "b")])
 def test_a_donor_that_cannot_say_what_it_lends_is_not_borrowed_from(digests: tuple[str, ...]):
     sim = fleet()
-    late = restart(sim, 1)
+    late = sim.restart(1)
     held = until_called(sim, Verb.LEND)
     sim.deliver_call(sim.calls.index(held))
     answer = next(e for e in sim.answers if isinstance(e, events.CallAnswered) and e.call == held.call)
@@ -314,18 +308,18 @@ def test_nothing_is_borrowed_over_nccl_from_an_engine_on_the_same_gpu():
     sim.settle()
     sim.open_session(devices=("GPU-t",), nccl_version="2.28")
     assert sim.run_refit(1, "r0").phase is Phase.COMPLETE
-    restart(sim, 1, device="GPU-0")
+    sim.restart(1, device="GPU-0")
     pass_time(sim, 8)
     assert "lend" not in sim.verbs()
-    fresh = restart(sim, 1, device="GPU-1")
+    fresh = sim.restart(1, device="GPU-1")
     pass_time(sim, 8)
     assert fresh.serves
 
 
 def test_a_donor_that_lends_is_not_asked_by_another_late_engine():
     sim = fleet(engines=3)
-    restart(sim, 1)
-    restart(sim, 2)
+    sim.restart(1)
+    sim.restart(2)
     held = until_called(sim, Verb.BORROW)
     sim.calls.remove(held)
     pass_time(sim, 6)
@@ -335,7 +329,7 @@ def test_a_donor_that_lends_is_not_asked_by_another_late_engine():
 
 def test_a_report_from_before_the_end_of_a_loan_does_not_undo_it():
     sim = fleet()
-    late = restart(sim, 1)
+    late = sim.restart(1)
     late.may_borrow.clear()
     held = until_called(sim, Verb.BORROW)
     sim.deliver_call(sim.calls.index(held))
@@ -368,7 +362,7 @@ def test_a_dirty_engine_is_healed_by_a_peer():
 
 def test_attempts_that_fail_are_made_ever_more_rarely():
     sim = fleet()
-    restart(sim, 1, peer_fails=True)
+    sim.restart(1, peer_fails=True)
     pass_time(sim, 240)
     lends = sum(name == "Lend" for name, _ in sim.workers[0].calls)
     assert 5 <= lends <= 3 + 240 / LONGEST_RETRY_SECONDS + 4
@@ -380,7 +374,7 @@ def test_attempts_that_fail_are_made_ever_more_rarely():
 
 def test_what_differs_from_what_was_lent_is_never_committed():
     sim = fleet()
-    late = restart(sim, 1)
+    late = sim.restart(1)
     held = until_called(sim, Verb.BORROW)
     sim.deliver_call(sim.calls.index(held))
     answer = next(e for e in sim.answers if isinstance(e, events.CallAnswered) and e.call == held.call)
@@ -400,7 +394,7 @@ def test_what_differs_from_what_was_lent_is_never_committed():
 
 def test_a_borrower_that_falls_silent_frees_its_donor_before_the_deadline():
     sim = fleet()
-    late = restart(sim, 1)
+    late = sim.restart(1)
     held = until_called(sim, Verb.BORROW)
     sim.calls.remove(held)
     assert sim.workers[0].fence.lending
@@ -415,7 +409,7 @@ def test_a_borrower_that_falls_silent_frees_its_donor_before_the_deadline():
 
 def test_a_donor_that_leaves_the_fleet_ends_the_loan_and_another_one_lends():
     sim = fleet(engines=3)
-    late = restart(sim, 2)
+    late = sim.restart(2)
     held = until_called(sim, Verb.BORROW)
     sim.calls.remove(held)
     donor = sim.workers[0]
@@ -430,7 +424,7 @@ def test_a_donor_that_leaves_the_fleet_ends_the_loan_and_another_one_lends():
 
 def test_a_refit_that_begins_ends_the_loan_first():
     sim = fleet()
-    late = restart(sim, 1)
+    late = sim.restart(1)
     held = until_called(sim, Verb.BORROW)
     before = len(sim.verbs())
     sim.calls.remove(held)
@@ -448,7 +442,7 @@ def test_a_refit_that_begins_ends_the_loan_first():
 
 def test_a_successor_of_the_sync_job_lends_again():
     sim = fleet()
-    late = restart(sim, 1)
+    late = sim.restart(1)
     held = until_called(sim, Verb.BORROW)
     sim.calls.remove(held)
     sim.restart_sync()

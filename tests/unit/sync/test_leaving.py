@@ -4,7 +4,7 @@ import pytest
 
 from fakes.simulation import Simulation
 from rolloutfleet.contract.members import Roster
-from rolloutfleet.contract.trainer import Phase, RefitView
+from rolloutfleet.contract.trainer import Phase
 from rolloutfleet.contract.worker import WorkerState
 from rolloutfleet_sync.protocol.events import RosterChanged
 from rolloutfleet_sync.protocol.model import Verb
@@ -20,51 +20,20 @@ def sim() -> Simulation:
     return made
 
 
-def begin(sim: Simulation, version: int = 1, refit: str = "r1") -> None:
-    """A refit up to the transfer."""
-    sim.request(version, refit)
-    sim.settle()
-    if sim.view(refit).join is not None:
-        sim.join(refit)
-    sim.settle()
-    assert sim.view(refit).phase is Phase.TRANSFERRING
-
-
-def finish(sim: Simulation, refit: str = "r1") -> RefitView:
-    """The refit's last view, its trainer having done what each attempt asks for."""
-    for _ in range(40):
-        sim.settle()
-        view = sim.view(refit)
-        if view.phase in {Phase.COMPLETE, Phase.FAILED}:
-            return view
-        if view.join is not None and "trainer" in view.waiting_for:
-            sim.join(refit)
-        elif view.prepare is not None and "trainer" in view.waiting_for:
-            sim.prepare(refit)
-        elif view.send is not None and "trainer" in view.waiting_for:
-            sim.send(refit)
-        else:
-            sim.advance(1.0)
-    raise AssertionError(f"refit {refit} did not end: {sim.view(refit)}")
-
-
 def receive_all(sim: Simulation) -> None:
-    """Every engine has the version whole; the trainer has not said yet what it sent, so nothing is decided."""
-    view = sim.view()
-    sim.sent[view.epoch, view.version] = "digest"
-    while sim.transfers or sim.answers:
-        sim.end_transfer() if sim.transfers else sim.deliver_answer()
+    """Every engine has the version whole, and nothing is decided."""
+    sim.receive_all()
     assert sim.view().phase is Phase.VERIFYING
 
 
 @pytest.mark.scenario("F78")
 def test_a_node_that_is_drained_between_the_last_byte_and_the_commit_costs_the_others_nothing(sim: Simulation):
-    begin(sim)
+    sim.begin()
     receive_all(sim)
     before = sim.view()
     drained = sim.workers.pop(1)
     sim.apply(RosterChanged(sim.roster))
-    view = finish(sim)
+    view = sim.follow()
     assert view.phase is Phase.COMPLETE
     assert view.attempt == 2
     assert view.epoch > before.epoch
@@ -76,23 +45,23 @@ def test_a_node_that_is_drained_between_the_last_byte_and_the_commit_costs_the_o
 
 
 def test_an_engine_that_is_told_to_end_after_the_decision_commits_and_resumes_with_the_others(sim: Simulation):
-    begin(sim)
+    sim.begin()
     receive_all(sim)
-    sim.tell_sent(digest="digest")
+    sim.tell_sent()
     assert sim.writes
     drained = sim.workers[1]
     left = tuple(member for member in sim.roster.members if member.engine != 1)
     sim.apply(RosterChanged(sim.roster.model_copy(update={"members": left})))
-    view = finish(sim)
+    view = sim.follow()
     assert view.phase is Phase.COMPLETE
     assert view.attempt == 1
     assert (drained.fence.version, drained.fence.state) == (1, WorkerState.SERVING)
 
 
 def test_one_that_is_gone_by_then_is_a_casualty_at_once(sim: Simulation):
-    begin(sim)
+    sim.begin()
     receive_all(sim)
-    sim.tell_sent(digest="digest")
+    sim.tell_sent()
     gone = sim.workers.pop(1)
     sim.apply(RosterChanged(sim.roster))
     started = sim.now
@@ -106,12 +75,12 @@ def test_one_that_is_gone_by_then_is_a_casualty_at_once(sim: Simulation):
 
 
 def test_an_engine_that_says_itself_that_it_has_been_told_to_end_is_left_out_at_once(sim: Simulation):
-    begin(sim)
+    sim.begin()
     leaving = sim.workers[2]
     leaving.fence = leaving.fence.leaves("the pod has been told to end")
     sim.advance(sim.timing.heartbeat + 1)
     sim.settle()
-    view = finish(sim)
+    view = sim.follow()
     assert view.phase is Phase.COMPLETE
     assert view.result is not None
     assert leaving.name not in view.result.members

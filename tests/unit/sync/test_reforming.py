@@ -33,21 +33,7 @@ def fleet(engines: int = 3, *, staged: bool = False, min_ready: int = 1) -> Simu
 
 
 def follow(sim: Simulation, refit: str = "r1", *, until: Phase | None = None) -> RefitView:
-    """The trainer does what it is told to, in every attempt, until the refit ends or reaches a phase."""
-    for _ in range(60):
-        sim.settle()
-        view = sim.view(refit)
-        if view.phase in {Phase.COMPLETE, Phase.FAILED, until}:
-            return view
-        if view.join is not None and "trainer" in view.waiting_for:
-            sim.join(refit)
-        elif view.prepare is not None and "trainer" in view.waiting_for:
-            sim.prepare(refit)
-        elif view.send is not None and "trainer" in view.waiting_for:
-            sim.send(refit)
-        else:
-            sim.advance(0.5)
-    raise AssertionError(f"refit {refit} did not end: {sim.view(refit)}")
+    return sim.follow(refit, until=until, rounds=60, seconds=0.5)
 
 
 def begin(sim: Simulation, until: Phase = Phase.TRANSFERRING, version: int = 2) -> None:

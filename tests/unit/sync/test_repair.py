@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from fakes.engine import FakeEngine
 from fakes.simulation import DEADLINES, Simulation
 from rolloutfleet.contract.policy import LateJoin, RefitPolicy, Strategy, Transport
 from rolloutfleet.contract.problems import ProblemError
@@ -29,7 +28,7 @@ def fleet(engines: int = 2, version: int = 1, **policy: object) -> Simulation:
 
 def restart(sim: Simulation, engine: int) -> None:
     """The engine's container starts anew, with the weights of its start, and has been told of the fleet's version."""
-    sim.workers[engine] = FakeEngine(sim.workers[engine].member, instance=f"i{sim.fresh()}")
+    sim.restart(engine)
     for _ in range(8):
         sim.advance(1.0)
         sim.settle()
@@ -163,16 +162,7 @@ def test_the_epoch_that_a_repair_has_given_up_stays_given_up_when_the_sync_job_r
     restart(sim, 1)
     sim.request(1, repair=True)
     while sim.stored.intent is None:
-        view = sim.view()
-        if sim.answers:
-            sim.deliver_answer()
-        elif sim.calls:
-            sim.deliver_call()
-        elif sim.writes:
-            sim.end_write()
-        elif view.join is not None and "trainer" in view.waiting_for:
-            sim.join()
-        else:
+        if not (sim.step() or sim.obey()):
             sim.advance(1.0)
     assert sim.stored.intent.repair
     assert (sim.stored.version, sim.stored.intent.version) == (1, 1)

@@ -2,7 +2,6 @@
 
 import pytest
 
-from fakes.engine import FakeEngine
 from fakes.simulation import DEADLINES, Simulation
 from rolloutfleet.contract.adapter import AdapterSpec
 from rolloutfleet.contract.policy import PauseMode, RefitPolicy, RollingPolicy, Staging, Strategy, Transport
@@ -51,23 +50,6 @@ def members(sim: Simulation) -> list[int]:
     return [seat.engine for seat in sim.state.refit.seats]
 
 
-def step(sim: Simulation) -> bool:
-    """Let one thing happen; False when nothing is under way."""
-    if sim.reads:
-        sim.read_status()
-    elif sim.answers:
-        sim.deliver_answer()
-    elif sim.calls:
-        sim.deliver_call()
-    elif sim.writes:
-        sim.end_write()
-    elif sim.transfers and sim._can_end_transfer():
-        sim.end_transfer()
-    else:
-        return False
-    return True
-
-
 def roll(sim: Simulation, version: int, seconds: int = 40) -> None:
     """Let time pass until every engine serves the version; the trainer keeps its session."""
     for _ in range(seconds):
@@ -78,11 +60,6 @@ def roll(sim: Simulation, version: int, seconds: int = 40) -> None:
         if sim.state.session is not None:
             sim.apply(events.SessionRenewed(sim.state.session.id))
     raise AssertionError(f"the roll did not end: {versions(sim)}, {sim.state.loans}")
-
-
-def restart(sim: Simulation, engine: int, **fields: object) -> FakeEngine:
-    fresh = sim.workers[engine] = FakeEngine(sim.workers[engine].member, instance=f"i{sim.fresh()}", **fields)
-    return fresh
 
 
 def test_the_group_is_the_first_wave_and_the_others_serve_the_version_before():
@@ -117,7 +94,7 @@ def test_with_room_an_engine_serves_while_it_takes_the_version_over():
     sim.run_refit(1)
     out = 0
     while versions(sim) != [1] * 6:
-        if not step(sim):
+        if not sim.step():
             sim.advance(1.0)
         out = max(out, versions(sim).count(None))
     assert out == 0
@@ -135,7 +112,7 @@ def test_without_room_no_more_engines_than_allowed_are_out_of_service(at_a_time:
     sim.run_refit(1)
     out = 0
     while versions(sim) != [1] * 5:
-        if not step(sim):
+        if not sim.step():
             sim.advance(1.0)
         out = max(out, sum(worker.fence.state is not WorkerState.SERVING for worker in sim.workers.values()))
     assert out == at_a_time
@@ -222,7 +199,7 @@ def test_a_refit_waits_for_the_roll_of_the_one_before():
     assert sim.view("r2").phase is Phase.PENDING
     seen = set()
     while sim.view("r2").phase is Phase.PENDING:
-        if not step(sim):
+        if not sim.step():
             sim.advance(1.0)
         seen |= set(versions(sim))
     assert seen == {0, 1}
@@ -249,7 +226,7 @@ def test_engines_that_are_out_of_service_are_the_wave_when_no_other_may_be():
     sim = fleet(engines=3)
     sim.run_refit(1, "r1")
     roll(sim, 1)
-    restart(sim, 2, shape="other")
+    sim.restart(2, shape="other")
     for _ in range(3):
         sim.advance(1.0)
         sim.settle()
@@ -281,10 +258,8 @@ def test_a_wave_that_is_lost_is_replaced_by_engines_outside_it():
     roll(sim, 1)
     sim.request(2, "r2")
     while not sim.transfers:
-        if not step(sim) and sim.view("r2").join is not None and "trainer" in sim.view("r2").waiting_for:
-            sim.join("r2")
-        elif sim.view("r2").prepare is not None and "trainer" in sim.view("r2").waiting_for:
-            sim.prepare("r2")
+        if not sim.step():
+            sim.obey("r2")
     for engine in (0, 1):
         sim.cut.add(sim.workers[engine].name)
         sim.workers[engine].break_transfer("connection closed by peer")
@@ -292,14 +267,7 @@ def test_a_wave_that_is_lost_is_replaced_by_engines_outside_it():
         if sim.view("r2").phase in {Phase.COMPLETE, Phase.FAILED}:
             break
         sim.settle()
-        view = sim.view("r2")
-        if view.join is not None and "trainer" in view.waiting_for:
-            sim.join("r2")
-        elif view.prepare is not None and "trainer" in view.waiting_for:
-            sim.prepare("r2")
-        elif view.send is not None and "trainer" in view.waiting_for:
-            sim.send("r2")
-        else:
+        if not sim.obey("r2"):
             sim.advance(1.0)
             sim.apply(events.SessionRenewed("s1"))
     assert sim.view("r2").phase is Phase.COMPLETE, sim.view("r2").problem
@@ -313,7 +281,7 @@ def test_a_replacement_that_comes_during_a_roll_gets_the_version_like_the_others
     sim.apply(events.RosterChanged(sim.roster))
     seen = set()
     while versions(sim) != [1] * 4:
-        if not step(sim):
+        if not sim.step():
             sim.advance(1.0)
         seen.add(versions(sim)[3])
     assert seen == {None, 1}, "it never serves what it loaded at its start"
@@ -326,17 +294,17 @@ def test_another_lender_takes_over_when_one_is_lost():
         loan = next((uid for uid, loan in sim.state.loans.items() if loan.lent), None)
         if loan is not None:
             break
-        if not step(sim):
+        if not sim.step():
             sim.advance(1.0)
     assert loan is not None
     donor = sim.find(sim.state.loans[loan].donor)
     assert donor is not None
-    restart(sim, donor.member.engine)
+    sim.restart(donor.member.engine)
     began = sim.now
     taker = sim.find(loan)
     assert taker is not None
     while not (taker.serves and taker.fence.version == 1):
-        if not step(sim):
+        if not sim.step():
             sim.advance(0.5)
     assert sim.now - began < 2 * sim.timing.heartbeat, "the first failure is not waited for"
     roll(sim, 1)
@@ -348,7 +316,7 @@ def test_a_new_sync_job_goes_on_with_a_roll_from_what_engines_say():
     sim.settle()
     left = [sim.workers[n].report().stale_seconds for n in range(5)]
     while versions(sim).count(1) < 3:
-        if not step(sim):
+        if not sim.step():
             sim.advance(1.0)
     sim.restart_sync()
     sim.settle()
@@ -389,7 +357,7 @@ def test_a_staged_version_that_needs_a_pause_is_swapped_in_within_the_bound():
     sim.run_refit(1)
     out = 0
     while versions(sim) != [1] * 5:
-        if not step(sim):
+        if not sim.step():
             sim.advance(1.0)
         out = max(out, sum(worker.fence.state is not WorkerState.SERVING for worker in sim.workers.values()))
     assert out == 1

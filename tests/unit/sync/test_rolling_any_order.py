@@ -5,7 +5,6 @@ from random import Random
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from fakes.engine import FakeEngine
 from fakes.simulation import DEADLINES, Simulation
 from rolloutfleet.contract.policy import PauseMode, RefitPolicy, RollingPolicy, Staging, Strategy, Transport
 from rolloutfleet.contract.trainer import Phase
@@ -14,7 +13,6 @@ from rolloutfleet_sync.protocol.events import RosterChanged, SessionRenewed
 from rolloutfleet_sync.protocol.rolling import is_under_way
 
 STALE_SECONDS = 40
-TRAINER_STEPS = {"join": "join", "prepare": "prepare", "send": "send"}
 
 
 class Roll:
@@ -50,17 +48,13 @@ class Roll:
         """Let one of the things happen that can."""
         sim = self.sim
         refit = next((r for r in (sim.state.active, sim.state.queued) if r is not None), None)
-        view = sim.view(refit.id) if refit is not None else None
-        if view is not None and "trainer" in view.waiting_for:
-            wanted = next((step for step in TRAINER_STEPS if getattr(view, step) is not None), None)
-            if wanted is not None:
-                getattr(sim, TRAINER_STEPS[wanted])(view.refit)
-                return self.check()
+        if refit is not None and sim.obey(refit.id):
+            return self.check()
         if sim.reads:
             sim.read_status()
         elif sim.writes:
             sim.end_write()
-        elif sim.transfers and sim._can_end_transfer():
+        elif sim.can_end_transfer():
             sim.end_transfer(pick % len(sim.transfers))
         elif sim.answers and (pick % 3 or not sim.calls):
             sim.deliver_answer(pick % len(sim.answers))
@@ -104,7 +98,7 @@ class Roll:
     def restart(self, number: int) -> None:
         old = self.sim.workers[number]
         self.faulty.add(number)
-        self.sim.workers[number] = FakeEngine(old.member, instance=f"i{self.sim.fresh()}", room_bytes=old.room_bytes)
+        self.sim.restart(number, room_bytes=old.room_bytes)
 
     def replace(self, number: int) -> None:
         self.faulty.add(number)

@@ -37,16 +37,6 @@ def strict() -> Simulation:
     return made
 
 
-def begin(sim: Simulation, version: int = 1, refit: str = "r1") -> None:
-    """A refit up to the transfer."""
-    sim.request(version, refit)
-    sim.settle()
-    if sim.view(refit).join is not None:
-        sim.join(refit)
-    sim.settle()
-    assert sim.view(refit).phase is Phase.TRANSFERRING
-
-
 def test_nothing_wakes_the_protocol_before_the_next_heartbeat(sim: Simulation):
     sim.advance(1.0)
     sim.settle()
@@ -99,7 +89,7 @@ def sim_admit(sim: Simulation, epoch: int):
 @pytest.mark.scenario("F46")
 def test_no_engine_is_told_to_publish_before_the_commit_is_durable(sim: Simulation):
     sim.open_session()
-    begin(sim)
+    sim.begin()
     sim.send()
     while sim.transfers or sim.answers:
         sim.end_transfer() if sim.transfers else sim.deliver_answer()
@@ -130,7 +120,7 @@ def test_the_intent_is_durable_before_the_first_pause(sim: Simulation):
 
 def test_a_member_lost_after_the_decision_is_left_behind_and_the_others_go_on(sim: Simulation):
     sim.open_session()
-    begin(sim)
+    sim.begin()
     sim.send()
     while sim.transfers or sim.answers:
         sim.end_transfer() if sim.transfers else sim.deliver_answer()
@@ -154,7 +144,7 @@ def test_a_member_lost_after_the_decision_is_left_behind_and_the_others_go_on(si
 
 def test_a_commit_that_gets_no_answer_is_repeated(sim: Simulation):
     sim.open_session()
-    begin(sim)
+    sim.begin()
     sim.cut.add(sim.workers[1].name)
     sim.send()
     while sim.transfers or sim.answers or sim.writes:
@@ -176,7 +166,7 @@ def test_a_commit_that_gets_no_answer_is_repeated(sim: Simulation):
 def test_a_silent_member_is_lost_long_before_the_transfers_deadline(strict: Simulation):
     sim = strict
     sim.open_session()
-    begin(sim)
+    sim.begin()
     sim.cut.add(sim.workers[1].name)
     started = sim.now
     while sim.view().phase is Phase.TRANSFERRING:
@@ -192,7 +182,7 @@ def test_a_silent_member_is_lost_long_before_the_transfers_deadline(strict: Simu
 def test_a_victims_broken_connection_does_not_hide_who_is_gone(strict: Simulation):
     sim = strict
     sim.open_session()
-    begin(sim)
+    sim.begin()
     gone = sim.workers[1]
     sim.workers[1] = FakeEngine(gone.member, instance="restarted")
     sim.end_transfer(0, whole=False)
@@ -205,7 +195,7 @@ def test_a_victims_broken_connection_does_not_hide_who_is_gone(strict: Simulatio
 
 def test_a_new_pod_beside_the_members_does_not_disturb_a_refit(sim: Simulation):
     sim.open_session()
-    begin(sim)
+    sim.begin()
     sim.engines = 3
     sim.workers[2] = sim.new_engine(2)
     sim.apply(events.RosterChanged(sim.roster))
@@ -238,7 +228,7 @@ def test_another_manifest_is_checked_again_in_a_kept_group(sim: Simulation):
 
 def test_a_trainer_that_takes_over_waits_for_the_abort_and_then_goes_on(sim: Simulation):
     sim.open_session("s1")
-    begin(sim)
+    sim.begin()
     sim.open_session("s2", take_over=True)
     sim.request(1, "r2", "s2")
     assert sim.view("r1").phase is Phase.ABORTING
@@ -248,17 +238,10 @@ def test_a_trainer_that_takes_over_waits_for_the_abort_and_then_goes_on(sim: Sim
     assert sim.view("r2").phase is Phase.FORMING
 
 
-def receive_all(sim: Simulation) -> None:
-    """Every engine holds the version whole; the trainer has not said what it sent."""
-    sim.sent[sim.view().epoch, sim.view().version] = "bytes"
-    while sim.transfers or sim.answers:
-        sim.end_transfer() if sim.transfers else sim.deliver_answer()
-
-
 def test_what_every_member_holds_whole_is_not_committed_by_a_successor(sim: Simulation):
     sim.open_session()
-    begin(sim)
-    receive_all(sim)
+    sim.begin()
+    sim.receive_all()
     assert all(worker.fence.state is WorkerState.RECEIVED for worker in sim.workers.values())
     sim.restart_sync()
     sim.settle()
@@ -271,7 +254,7 @@ def test_what_every_member_holds_whole_is_not_committed_by_a_successor(sim: Simu
 
 def test_a_successor_answers_trainers_although_members_of_the_old_refit_are_silent(sim: Simulation):
     sim.open_session()
-    begin(sim)
+    sim.begin()
     sim.cut = {worker.name for worker in sim.workers.values()}
     sim.restart_sync()
     sim.settle()
@@ -281,8 +264,8 @@ def test_a_successor_answers_trainers_although_members_of_the_old_refit_are_sile
 
 def test_the_committed_version_of_an_earlier_attempt_is_not_taken_for_the_committed_one(sim: Simulation):
     sim.open_session()
-    begin(sim)
-    receive_all(sim)
+    sim.begin()
+    sim.receive_all()
     stray = sim.workers.pop(1)
     sim.engines = 1
     sim.apply(events.RosterChanged(sim.roster))
@@ -307,7 +290,7 @@ def test_the_committed_version_of_an_earlier_attempt_is_not_taken_for_the_commit
 
 def test_a_pod_that_comes_during_a_refit_never_serves_the_old_version_beside_the_new_one(sim: Simulation):
     sim.open_session()
-    begin(sim)
+    sim.begin()
     sim.workers[2], sim.engines = sim.new_engine(2), 3
     sim.apply(events.RosterChanged(sim.roster))
     sim.settle()
@@ -333,7 +316,7 @@ def test_a_pod_that_comes_during_a_refit_never_serves_the_old_version_beside_the
 
 def test_a_pod_that_came_during_a_refit_serves_once_the_refit_has_failed(sim: Simulation):
     sim.open_session()
-    begin(sim)
+    sim.begin()
     sim.workers[2], sim.engines = sim.new_engine(2), 3
     sim.apply(events.RosterChanged(sim.roster))
     sim.settle()
@@ -346,8 +329,8 @@ def test_a_pod_that_came_during_a_refit_serves_once_the_refit_has_failed(sim: Si
 
 def test_engines_get_the_whole_deadline_however_long_the_commit_took_to_write(sim: Simulation):
     sim.open_session()
-    begin(sim)
-    receive_all(sim)
+    sim.begin()
+    sim.receive_all()
     sim.tell_sent()
     sim.advance(DEADLINES.committing_seconds - 0.5)
     sim.end_write()
@@ -362,8 +345,8 @@ def test_engines_get_the_whole_deadline_however_long_the_commit_took_to_write(si
 def test_a_member_that_gives_a_received_version_up_ends_the_refit_before_the_commit(strict: Simulation):
     sim = strict
     sim.open_session()
-    begin(sim)
-    receive_all(sim)
+    sim.begin()
+    sim.receive_all()
     worker = sim.workers[1]
     worker.fence = worker.fence.aborted("it waited too long")
     sim.advance(1.0)
@@ -381,8 +364,8 @@ def test_a_member_that_gives_a_received_version_up_ends_the_refit_before_the_com
 
 def test_a_container_that_restarts_between_commit_and_resume_is_no_success(sim: Simulation):
     sim.open_session()
-    begin(sim)
-    receive_all(sim)
+    sim.begin()
+    sim.receive_all()
     sim.tell_sent()
     sim.end_write()
     while not any(call.verb is Verb.RESUME for call in sim.calls):
