@@ -39,6 +39,7 @@ class Watch:
     def __init__(self, peers: Mapping[int, socket.socket]) -> None:
         self._peers = dict(peers)
         self._closing = threading.Event()
+        self._watched = False
         for peer in self._peers.values():
             peer.settimeout(None)
             for level, option, value in _KEEPALIVE:
@@ -47,6 +48,7 @@ class Watch:
     def start(self, lost: Lost) -> None:
         """Calls ``lost`` once, on a thread of its own, with a sentence that names the member that has left, and with its rank where it
         left without a word."""
+        self._watched = True
         start_thread("rolloutfleet-watch", lambda: self._run(lost), self.close)
 
     def raise_if_lost(self) -> None:
@@ -72,7 +74,9 @@ class Watch:
                 peer.sendall(reason.encode()[:1024])
                 peer.shutdown(socket.SHUT_RDWR)
             except OSError:
-                continue  # that one is gone already
+                pass  # that one is gone already
+            if not self._watched:  # else the thread closes it: a closed descriptor must not lie in its selector
+                peer.close()
 
     def _run(self, lost: Lost) -> None:
         with selectors.DefaultSelector() as selector:

@@ -18,6 +18,7 @@ torch = pytest.importorskip("torch", reason="torch is not part of the developmen
 
 from rolloutfleet.routing import hold_listening_socket  # noqa: E402
 from rolloutfleet.transport import nccl  # noqa: E402
+from rolloutfleet.transport.group import MemberGone  # noqa: E402
 from rolloutfleet.transport.libnccl import Communicator, NcclError  # noqa: E402
 from rolloutfleet.transport.liveness import Watch, watch_members  # noqa: E402
 from rolloutfleet.transport.store import SessionStore, connect_store, host_store  # noqa: E402
@@ -138,7 +139,7 @@ def test_the_end_of_a_members_process_ends_the_group_everywhere_by_name(store: S
     error = ended(group)
     assert time.monotonic() - began < 2
     process.communicate()
-    assert type(error) is ConnectionError
+    assert type(error) is MemberGone
     assert "epoch 4 has lost a member: rank 2 is gone" in str(error)
     assert watched.told(1) == "rank 0 ended the group: rank 2 is gone"
     assert library.calls == ["abort"]
