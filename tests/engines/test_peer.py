@@ -114,15 +114,15 @@ def when_half_way(pair: peer.Pair, verb: str, act: Callable[[], None]) -> None:
 
 
 class Clock:
-    """When something was done."""
+    """When something began."""
 
     def __init__(self, act: Callable[[], None]) -> None:
         self._act = act
         self.at = 0.0
 
     def __call__(self) -> None:
-        self._act()
         self.at = time.monotonic()
+        self._act()
 
 
 def test_ranks_of_one_number_meet_and_every_byte_arrives(borrowers):
