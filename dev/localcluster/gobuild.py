@@ -1,5 +1,6 @@
 """Builds the cluster's programs from the pinned Go modules in `dev/go`."""
 
+import json
 import os
 import shutil
 from collections.abc import Mapping
@@ -108,6 +109,13 @@ def ensure_module(paths: Paths, name: str) -> Path:
 
     publish(folder, build)
     return folder
+
+
+def find_module_source(paths: Paths, name: str, module: str) -> Path:
+    """The unpacked source of a Go module at the version that ``dev/go/<name>`` pins, for the files in it that are no programs."""
+    folder = paths.dev / "go" / name
+    told = run([find_go(paths), "mod", "download", "-json", module], state=paths.state, cwd=folder)
+    return Path(json.loads(told)["Dir"])
 
 
 def find_program(paths: Paths, program: str, environment: Mapping[str, str]) -> str:

@@ -94,7 +94,7 @@ async def test_a_server_that_is_gone_is_told_within_the_deadline(server: FakeApi
 
 
 async def test_rosters_are_followed_through_a_watch(server: FakeApiServer, api: Api):
-    rosters = [Roster(fleet="f", fleet_uid="u", engines=engines) for engines in (1, 2, 3)]
+    rosters = [Roster(fleet="f", fleet_uid="u", engines=engines, members=()) for engines in (1, 2, 3)]
     server.change_roster(rosters[0].model_dump_json(by_alias=True))
     server.changed.clear()
     watch = ConfigMapRoster(api, "ns", "f-members").watch()
@@ -105,7 +105,7 @@ async def test_rosters_are_followed_through_a_watch(server: FakeApiServer, api: 
 
 
 async def test_a_watch_that_ends_in_the_middle_of_a_line_is_begun_anew(server: FakeApiServer, api: Api):
-    first, second = (Roster(fleet="f", fleet_uid="u", engines=engines) for engines in (1, 2))
+    first, second = (Roster(fleet="f", fleet_uid="u", engines=engines, members=()) for engines in (1, 2))
     server.cut_watches = 1
     server.change_roster(first.model_dump_json(by_alias=True))
     server.changed.clear()
@@ -124,7 +124,7 @@ async def test_the_roster_of_a_thousand_engines_arrives_through_a_watch(server: 
     )
     roster = Roster(fleet="f", fleet_uid="u", engines=1000, members=members)
     watch = ConfigMapRoster(api, "ns", "f-members").watch()
-    server.change_roster(Roster(fleet="f", fleet_uid="u", engines=0).model_dump_json(by_alias=True))
+    server.change_roster(Roster(fleet="f", fleet_uid="u", engines=0, members=()).model_dump_json(by_alias=True))
     server.changed.clear()
     await anext(watch)
     server.change_roster(roster.model_dump_json(by_alias=True))

@@ -38,7 +38,7 @@ class Roster(BaseModel):
         default=(),
         description="retired are the engines that failed too often; none has a member, and nobody waits for them.",
     )
-    members: tuple[Member, ...] = ()
+    members: tuple[Member, ...]
 
     @model_validator(mode="after")
     def _one_member_per_engine(self) -> Self:

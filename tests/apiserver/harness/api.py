@@ -32,6 +32,8 @@ _PREFIXES = {
     "Node": ("/api/v1", "nodes"),
     "Pod": ("/api/v1", "pods"),
     "PodDisruptionBudget": ("/apis/policy/v1", "poddisruptionbudgets"),
+    "PodMonitor": ("/apis/monitoring.coreos.com/v1", "podmonitors"),
+    "PrometheusRule": ("/apis/monitoring.coreos.com/v1", "prometheusrules"),
     "Role": ("/apis/rbac.authorization.k8s.io/v1", "roles"),
     "RoleBinding": ("/apis/rbac.authorization.k8s.io/v1", "rolebindings"),
     "RolloutFleet": ("/apis/rolloutfleet.io/v1alpha1", "rolloutfleets"),

@@ -134,5 +134,5 @@ def test_engines_come_and_go_while_trainer_and_sync_job_stay_as_they_are(sim: Si
 
 
 def test_what_is_missing_is_told_by_engine_without_those_that_are_retired():
-    roster = Roster(fleet="f", fleet_uid="u", engines=2, retired=(1, 3))
+    roster = Roster(fleet="f", fleet_uid="u", engines=2, retired=(1, 3), members=())
     assert roster.missing == (0, 2)
