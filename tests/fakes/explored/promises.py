@@ -5,6 +5,7 @@ from collections.abc import Callable
 from fakes.explored.engine import Engine
 from fakes.explored.world import TIMING, World, digest_of
 from rolloutfleet.contract.policy import CachePolicy
+from rolloutfleet.contract.problems import ProblemCode
 from rolloutfleet.contract.trainer import Phase
 from rolloutfleet.contract.worker import Resume, WorkerState
 from rolloutfleet_sync.protocol.commands import WriteCommit, WriteIntent
@@ -250,8 +251,10 @@ def has_enough_survivors(world: World) -> bool:
     if trainer.session != session.id or trainer.refit != refit.id:
         return False
     whole = {each.uid: each.fence.identity.instance for each in world.engines if each.alive and not _is_damaged(each)}
-    if refit.step is Step.ABORT and not refit.lost and all(seat.pod_uid in whole for seat in refit.seats):
-        return False
+    if refit.step is Step.ABORT and not refit.lost:
+        late = refit.problem is not None and refit.problem.code is ProblemCode.DEADLINE_EXCEEDED
+        if late or all(seat.pod_uid in whole for seat in refit.seats):
+            return False
     group = world.group(refit.epoch)
     if group is not None and group.broken and group.gone <= whole.keys():
         return False  # somebody left it by itself, at the end of its own patience
