@@ -203,8 +203,14 @@ bench-fanout: engines-env ## pause and resume 4, 64 and 256 engines, beside bare
 .PHONY: bench-chaos
 bench-chaos: engines-env ## faults put into real parties at every phase: RUNS=200 VLLM_RUNS=12 SEED=1
 	$(call step,$@)
-	@PYTHONPATH=client:operator:worker_image:. $(BIN)/python -m benchmarks.chaos --runs $(or $(RUNS),200) \
+	@PYTHONPATH=client:operator:worker_image:dev:. $(BIN)/python -m benchmarks.chaos --runs $(or $(RUNS),200) \
 		--vllm-runs $(or $(VLLM_RUNS),12) --seed $(or $(SEED),1) --output docs/benchmarks
+
+.PHONY: bench-chaos-cluster
+bench-chaos-cluster: engines-env wheels ## the same in the local cluster, real vLLM, the operator among the victims: RUNS=30 SEED=1
+	$(call step,$@)
+	@PYTHONPATH=client:operator:worker_image:dev:. $(BIN)/python -m benchmarks.chaos --cluster-runs $(or $(RUNS),30) \
+		--seed $(or $(SEED),1) --output docs/benchmarks
 
 ##@ a cluster on this machine
 

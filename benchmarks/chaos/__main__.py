@@ -1,6 +1,7 @@
 """Faults in real parties, run after run, judged from outside.
 
-By hand: ``make bench-chaos RUNS=200 VLLM_RUNS=12 SEED=1``; one run again: ``python3 -m benchmarks.chaos --seed 1 --run 17 -v``.
+By hand: ``make bench-chaos RUNS=200 VLLM_RUNS=12 SEED=1``, or ``make bench-chaos-cluster RUNS=30``; one run again:
+``python3 -m benchmarks.chaos --seed 1 --run 17 -v``.
 """
 
 import argparse
@@ -23,6 +24,9 @@ def _parser() -> argparse.ArgumentParser:
         "--runs", type=int, default=200, help="runs with engines that hold weights (default: %(default)s)"
     )
     parser.add_argument("--vllm-runs", type=int, default=0, help="runs with real vLLM on CPUs (default: %(default)s)")
+    parser.add_argument(
+        "--cluster-runs", type=int, default=0, help="instead, runs in the local cluster, which is brought up for it"
+    )
     parser.add_argument("--seed", type=int, default=1, help="deals the faults (default: %(default)s)")
     parser.add_argument("--run", type=int, help="this run alone, by its number")
     parser.add_argument("--vllm-run", type=int, help="this run with real vLLM alone, by its number")
@@ -51,10 +55,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """0 when no run ended badly, 1 when one did, 77 where namespaces are not permitted."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = _parser().parse_args(given)
-    if why := refused():
+    if not options.cluster_runs and (why := refused()):
         print(f"chaos: skipped, {why}; run it as root of the machine or of a privileged container", file=sys.stderr)
         return 77
-    enter("benchmarks.chaos", given)
+    if not options.cluster_runs:
+        enter("benchmarks.chaos", given)
     # The first process of a namespace hears of no signal that it has no handler for.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     folder = options.keep or Path(tempfile.mkdtemp(prefix="rolloutfleet-chaos-"))
@@ -62,7 +67,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     campaign = Campaign(options.seed, options.engines, folder, verbose=options.verbose, output=options.output)
     way = (options.staging, options.pause) if options.staging is not None else None
     try:
-        if options.vllm_run is not None:
+        if options.cluster_runs:
+            campaign.run_cluster(range(options.cluster_runs))
+        elif options.vllm_run is not None:
             campaign.run_vllm([options.vllm_run])
         elif options.run is not None:
             campaign.run_held([options.run], options.fault, way)

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bars import Bar, draw_bars
-from benchmarks.chaos.faults import BLOCK, Card, Fault, deal, draw_fault, policy_of
+from benchmarks.chaos.cluster import CLUSTER_MODEL, ENGINES, ClusterFleet, cluster_kind
+from benchmarks.chaos.faults import BLOCK, Card, Fault, deal, deal_cluster, draw_fault, policy_of
 from benchmarks.chaos.fleet import EngineKind, Fleet, Shape
+from benchmarks.chaos.injecting import AnyFleet
 from benchmarks.chaos.runs import Expected, Outcome, Run, killed_before_decision
 from benchmarks.chaos.weights import expected_checksum
 from benchmarks.load import percentile
@@ -30,14 +32,19 @@ class Campaign:
         self._folder = folder
         self._verbose = verbose
         self._output = output
-        self._fleet: Fleet | None = None
+        self._fleet: AnyFleet | None = None
         self._fleets = 0
         self.held: list[Outcome] = []
         self.vllm: list[Outcome] = []
+        self.cluster: list[Outcome] = []
+
+    @property
+    def outcomes(self) -> tuple[Outcome, ...]:
+        return (*self.held, *self.vllm, *self.cluster)
 
     @property
     def bad_end_states(self) -> int:
-        return sum(1 for outcome in (*self.held, *self.vllm) if outcome.bad)
+        return sum(1 for outcome in self.outcomes if outcome.bad)
 
     def run_held(
         self, numbers: Iterable[int], cards: Sequence[Card] = (), way: tuple[Staging, PauseMode] | None = None
@@ -58,7 +65,10 @@ class Campaign:
         def expected(version: int) -> str:
             return expected_checksum(version, 1)
 
-        self._run(numbers, shape_of, fault_of, EngineKind(), expected, self.held)
+        def start(number: int) -> Fleet:
+            return Fleet(self._next_folder(), shape_of(number), EngineKind())
+
+        self._run(numbers, start, fault_of, expected, self.held)
 
     def run_vllm(self, numbers: Iterable[int]) -> None:
         """Runs with real vLLM: two engines of a tiny model."""
@@ -70,26 +80,42 @@ class Campaign:
         model = self._folder / "model"
         oracle = TinyOracle(model)
 
-        def shape_of(number: int) -> Shape:
+        def start(number: int) -> Fleet:
             # Answers of several steps: with Keep they would rightly go on with new weights, and be of no one version.
             staging, _ = policy_of(self._seed, number)
-            return Shape(engines=2, staging=staging, pause=PauseMode.WAIT)
+            shape = Shape(engines=2, staging=staging, pause=PauseMode.WAIT)
+            return Fleet(self._next_folder(), shape, vllm_kind(model))
+
+        self._run(numbers, start, lambda number: deal(self._seed, number, 2, simple=True), oracle.expected, self.vllm)
+
+    def run_cluster(self, numbers: Iterable[int]) -> None:
+        """Runs in the local cluster: everything is what users have there."""
+        from benchmarks.chaos.tiny import TinyOracle
+        from demo.stage import Stage
+
+        stage = Stage.here()
+        stage.install()
+        oracle = TinyOracle(CLUSTER_MODEL)
+        kind = cluster_kind(CLUSTER_MODEL)
+
+        def start(number: int) -> ClusterFleet:
+            # Not Keep, as above; in place and staged in turn.
+            policy = {"pause": "Wait", "staging": ("Never", "Auto")[number // BLOCK % 2]}
+            return ClusterFleet(stage, self._next_folder(), kind, policy)
 
         self._run(
-            numbers,
-            shape_of,
-            lambda number: deal(self._seed, number, 2, simple=True),
-            vllm_kind(model),
-            oracle.expected,
-            self.vllm,
+            numbers, start, lambda number: deal_cluster(self._seed, number, ENGINES), oracle.expected, self.cluster
         )
+
+    def _next_folder(self) -> Path:
+        self._fleets += 1
+        return self._folder / f"fleet-{self._fleets}"
 
     def _run(
         self,
         numbers: Iterable[int],
-        shape_of: Callable[[int], Shape],
+        start: Callable[[int], AnyFleet],
         fault_of: Callable[[int], Fault],
-        kind: EngineKind,
         expected: Expected,
         outcomes: list[Outcome],
     ) -> None:
@@ -99,7 +125,9 @@ class Campaign:
                 if self._fleet is None or number // BLOCK != block:
                     self._end_fleet()
                     block = number // BLOCK
-                    self._fleet = self._start_fleet(shape_of(number), kind)
+                    began = time.monotonic()
+                    self._fleet = _warmed(start(number))
+                    say(f"fleet {self._fleets}: {self._fleet.shape}, up in {time.monotonic() - began:.1f} s")
                 outcome = Run(self._fleet, fault_of(number), number, self._seed, expected).run()
                 outcomes.append(outcome)
                 self._tell(outcome)
@@ -108,24 +136,6 @@ class Campaign:
                     self._end_fleet()
         finally:
             self._end_fleet()
-
-    def _start_fleet(self, shape: Shape, kind: EngineKind) -> Fleet:
-        self._fleets += 1
-        began = time.monotonic()
-        fleet = Fleet(self._folder / f"fleet-{self._fleets}", shape, kind)
-        try:
-            fleet.await_started()
-            for _ in range(_WARM_REFITS):
-                fleet.version += 1
-                fleet.trainer.tell(refit=fleet.version, seconds=60.0)
-                event = fleet.trainer.await_event(lambda event: event["event"] in {"done", "failed"}, 70.0)
-                _require_done(event)
-        except BaseException:
-            say(fleet.stands())
-            fleet.close()
-            raise
-        say(f"fleet {self._fleets}: {shape}, up in {time.monotonic() - began:.1f} s")
-        return fleet
 
     def _end_fleet(self) -> None:
         if self._fleet is not None:
@@ -150,7 +160,7 @@ class Campaign:
     def say_summary(self) -> None:
         """The table by fault, party and phase."""
         groups: dict[tuple[str, str, str], list[Outcome]] = defaultdict(list)
-        for outcome in (*self.held, *self.vllm):
+        for outcome in self.outcomes:
             groups[outcome.kind, outcome.who, outcome.hit].append(outcome)
         lines = [
             "| fault | party | met in | runs | bad | ends | seconds to serving again: median, most |",
@@ -170,18 +180,20 @@ class Campaign:
     def _figures(self) -> dict[str, float]:
         kills = sorted(
             each.seconds_to_serving
-            for each in self.held
+            for each in (*self.held, *self.cluster)
             if killed_before_decision(each) and each.seconds_to_serving is not None
         )
         figures: dict[str, float] = {
             "runs": len(self.held),
-            "runs_vllm": len(self.vllm),
+            "runs_vllm": len(self.vllm) + len(self.cluster),
             "bad_end_states": self.bad_end_states,
         }
         if kills:
             figures["median_seconds_kill_to_serving"] = median(kills)
             figures["p95_seconds_kill_to_serving"] = percentile(kills, 95)
-        reformed = [each.reformed for each in self.held if killed_before_decision(each) and each.reformed]
+        reformed = [
+            each.reformed for each in (*self.held, *self.cluster) if killed_before_decision(each) and each.reformed
+        ]
         for part in ("detect", "abort", "re-form", "resend"):
             if seconds := [parts[part] for parts in reformed if part in parts]:
                 figures[f"median_seconds_{part.replace('-', '_')}"] = median(seconds)
@@ -190,21 +202,38 @@ class Campaign:
     def _write(self) -> None:
         if self._output is None:
             return
-        record = Record("chaos", self._output / "chaos.json")
+        name = "chaos_cluster" if self.cluster else "chaos"
+        record = Record(name, self._output / f"{name}.json")
         record.runs = [{"engines": "held weights", **each.as_run()} for each in self.held]
-        record.runs += [{"engines": "vLLM", **each.as_run()} for each in self.vllm]
+        record.runs += [{"engines": "vLLM", **each.as_run()} for each in (*self.vllm, *self.cluster)]
         record.figures = dict(self._figures())
         record.write()
         bars = self._bars()
         if bars:
-            (self._output / "chaos.svg").write_text(draw_bars("Fault to serving the new version, median", "s", bars))
+            (self._output / f"{name}.svg").write_text(draw_bars("Fault to serving the new version, median", "s", bars))
 
     def _bars(self) -> list[Bar]:
         groups: dict[str, list[float]] = defaultdict(list)
-        for outcome in self.held:
+        for outcome in (*self.held, *self.cluster):
             if outcome.seconds_to_serving is not None:
                 groups[f"{outcome.kind}: {outcome.who}"].append(outcome.seconds_to_serving)
         return [Bar(label, median(values), ours=label.startswith("kill")) for label, values in sorted(groups.items())]
+
+
+def _warmed(fleet: AnyFleet) -> AnyFleet:
+    """The fleet after its first refits; closed, with a word on how it stands, when it does not come to that."""
+    try:
+        fleet.await_started()
+        for _ in range(_WARM_REFITS):
+            fleet.version += 1
+            fleet.trainer.tell(refit=fleet.version, seconds=60.0)
+            event = fleet.trainer.await_event(lambda event: event["event"] in {"done", "failed"}, 70.0)
+            _require_done(event)
+    except BaseException:
+        say(fleet.stands())
+        fleet.close()
+        raise
+    return fleet
 
 
 def _require_done(event: Mapping[str, Any]) -> None:

@@ -30,6 +30,7 @@ class Who(StrEnum):
     LAUNCHER = "worker launcher"
     ENGINE = "worker pod"
     SYNC = "sync job"
+    OPERATOR = "operator"
     API = "API server"
 
 
@@ -124,6 +125,18 @@ def deal(seed: int, number: int, engines: int, *, simple: bool = False) -> Fault
     random.Random(f"deck {seed} {number // len(cards)}").shuffle(cards)
     fault = draw_fault(seed, number, cards[number % len(cards)], engines)
     return replace(fault, after_seconds=fault.after_seconds * _EARLY) if simple else fault
+
+
+def deal_cluster(seed: int, number: int, engines: int) -> Fault:
+    """The fault of a run in a cluster: kills and halts of whatever is a process there, in phases that last long enough to be met."""
+    parties = (Who.TRAINER, Who.RANK, Who.LAUNCHER, Who.SYNC, Who.OPERATOR)
+    phases = (Phase.READY, Phase.FORMING, Phase.PREPARING, Phase.TRANSFERRING, Phase.COMMITTING)
+    cards = [(Kind.KILL, who, phase) for who in parties for phase in phases]
+    cards += [(Kind.STOP, who, Phase.TRANSFERRING) for who in parties]
+    cards += [(Kind.SILENCE, Who.API, phase) for phase in phases]
+    random.Random(f"cluster {seed} {number // len(cards)}").shuffle(cards)
+    fault = draw_fault(seed, number, cards[number % len(cards)], engines)
+    return replace(fault, after_seconds=fault.after_seconds * _EARLY)
 
 
 def draw_fault(seed: int, number: int, card: Card, engines: int) -> Fault:

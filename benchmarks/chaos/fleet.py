@@ -18,12 +18,14 @@ from benchmarks.chaos.api import FLEET, NAMESPACE
 from benchmarks.chaos.api import PORT as API_PORT
 from benchmarks.chaos.network import Network, Plug
 from benchmarks.chaos.parties import Kubelet, Party, await_that
+from benchmarks.chaos.standing import Standing, report_of
 from benchmarks.record import ROOT
 from rolloutfleet.contract.policy import PauseMode, RefitDeadlines, RefitPolicy, Staging, Transport
-from rolloutfleet.contract.worker import WorkerReport, WorkerState
+from rolloutfleet.contract.worker import WorkerReport
 
 TOKEN = "token-of-the-chaos"
 LEASE_SECONDS = 5.0
+RETRY_SECONDS = 0.3
 TRAINER_MEGABITS = 200
 """What leaves the trainer is throttled to this, so that a transfer of 8 MB lasts as long as one of gigabytes would."""
 DAWDLE = {"join": 0.05, "prepare": 0.05}
@@ -124,24 +126,22 @@ class EnginePod:
 
     def report(self) -> WorkerReport | None:
         """What its launcher says, or None when it does not answer."""
-        with contextlib.suppress(OSError):
-            return WorkerReport.model_validate(get(f"http://{self.plug.address}:8001/rolloutfleet/v1/worker", 2.0))
-        return None
+        return report_of(self.plug.address, TOKEN)
 
 
 class TrainerParty:
     """A trainer's process, with what it has said."""
 
-    def __init__(self, fleet: "Fleet", number: int) -> None:
+    def __init__(self, number: int, address: str, token: str, kind: EngineKind, folder: Path, plug: Plug) -> None:
         self.party = Party(
             f"trainer-{number}",
             [
-                *(engine_python(), "-m", "benchmarks.chaos.trainer", "--address", fleet.address, "--token", TOKEN),
-                *(["--model", fleet.kind.model] if fleet.kind.model else []),
+                *(engine_python(), "-m", "benchmarks.chaos.trainer", "--address", address, "--token", token),
+                *(["--model", kind.model] if kind.model else []),
             ],
-            fleet.network.plug(megabits=TRAINER_MEGABITS if not fleet.kind.model else 0),
-            fleet.folder,
-            environment={**_TORCHRUN, **(fleet.kind.environment or {})},
+            plug,
+            folder,
+            environment={**_TORCHRUN, **(kind.environment or {})},
             talks=True,
         )
         self.events: SimpleQueue[dict[str, Any]] = SimpleQueue()
@@ -184,8 +184,12 @@ class TrainerParty:
                 self.events.put(json.loads(line))
 
 
-class Fleet:
+class Fleet(Standing):
     """Started anew for a block of runs; the supervisor heals it between them as kubelet and operator would."""
+
+    token = TOKEN
+    lease_seconds = LEASE_SECONDS
+    retry_seconds = RETRY_SECONDS
 
     def __init__(self, folder: Path, shape: Shape, kind: EngineKind | None = None) -> None:
         self.folder = folder
@@ -213,42 +217,15 @@ class Fleet:
         """Where trainers find the sync job."""
         return f"http://{self.sync.plug.address}:8080"
 
+    @property
+    def pods(self) -> list[EnginePod]:
+        return self.engines
+
     def await_started(self) -> None:
         """Return when the sync job has admitted every engine, and the trainers are up."""
         await_that("every engine is admitted", self.all_whole, self.kind.start_seconds)
         for trainer in (self.trainer, self.spare):
             trainer.await_event(lambda event: event["event"] == "up", START_SECONDS)
-
-    def view(self) -> dict[str, Any]:
-        """The fleet as its sync job sees it; empty when that does not answer."""
-        with contextlib.suppress(OSError):
-            found: dict[str, Any] = get(f"{self.address}/rolloutfleet/v1/fleet", 2.0)
-            return found
-        return {}
-
-    def all_whole(self) -> bool:
-        """Whether every engine of the roster serves the fleet's version, by its own word and by the sync job's."""
-        view = self.view()
-        names = {pod.name for pod in self.engines}
-        members = view.get("members", [])
-        if {member["podName"] for member in members if member["ready"]} != names:
-            return False
-        for pod in self.engines:
-            report = pod.report()
-            if report is None or report.state is not WorkerState.SERVING:
-                return False
-            if report.version != view["version"] or report.admitted != view["version"]:
-                return False
-        return True
-
-    def stands(self) -> str:
-        """Where everybody stands, in a line each, for a failure's message."""
-        lines = [f"sync: {json.dumps(self.view())[:1500]}"]
-        for pod in self.engines:
-            report = pod.report()
-            told = "does not answer" if report is None else f"{report.state} {report.version} {report.message}"
-            lines.append(f"{pod.name}: {told}")
-        return "\n".join(lines)
 
     def replace_engine(self, engine: int) -> None:
         """What the operator does when a pod's node is lost: another pod in its place, and the roster says so."""
@@ -347,7 +324,8 @@ class Fleet:
 
     def _start_trainer(self) -> TrainerParty:
         self._trainers += 1
-        return TrainerParty(self, self._trainers)
+        plug = self.network.plug(megabits=0 if self.kind.model else TRAINER_MEGABITS)
+        return TrainerParty(self._trainers, self.address, TOKEN, self.kind, self.folder, plug)
 
     def _write_targets(self) -> None:
         fresh = self.folder / "targets.fresh"
@@ -365,16 +343,6 @@ class Fleet:
         party = Party("load", command, self._plug(), self.folder)
         self.kubelet.run(party)
         return party
-
-
-def get(url: str, seconds: float) -> Any:
-    """The JSON at a URL, with the fleet's token; OSError when there is none."""
-    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {TOKEN}"})
-    try:
-        with urllib.request.urlopen(request, timeout=seconds) as response:
-            return json.loads(response.read())
-    except ValueError as error:
-        raise OSError(f"{url} answered no JSON") from error
 
 
 def _kubeconfig(server: str) -> str:

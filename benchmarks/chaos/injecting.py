@@ -4,11 +4,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
+from benchmarks.chaos.cluster import ClusterFleet
 from benchmarks.chaos.faults import PHASES, Fault, Kind, Who
-from benchmarks.chaos.fleet import Fleet, get
+from benchmarks.chaos.fleet import Fleet
 from benchmarks.chaos.parties import Party
+from benchmarks.chaos.standing import get
 from rolloutfleet.contract.trainer import Phase
 
 GIVEN_UP_SECONDS: Final = 6.0
@@ -16,12 +18,23 @@ GIVEN_UP_SECONDS: Final = 6.0
 SLOW_MEGABITS: Final = 8
 
 
+AnyFleet = Fleet | ClusterFleet
+
+
+class Reachable(Protocol):
+    """Processes that a signal finds."""
+
+    def signal(self, number: signal.Signals, title: str = "") -> None:
+        """To the main one, or to the one with that title; ProcessLookupError when it is not there."""
+
+
 class Observer:
     """Follows a refit by the sync job's long poll, in a thread of its own, until it is closed or the refit has ended."""
 
-    def __init__(self, fleet: Fleet, refit: str) -> None:
+    def __init__(self, fleet: AnyFleet, refit: str) -> None:
         self.seen: list[tuple[float, Phase]] = []
         self._url = f"{fleet.address}/rolloutfleet/v1/refits/{refit}"
+        self._token = fleet.token
         self._closed = threading.Event()
         self._change = threading.Condition()
         self._over = False
@@ -57,7 +70,7 @@ class Observer:
         after = 0
         while not self._closed.is_set() and not self._ended():
             try:
-                view = get(f"{self._url}?after={after}&wait=1", 3.0)
+                view = get(f"{self._url}?after={after}&wait=1", 3.0, self._token)
             except OSError:
                 break
             after = view["sequence"]
@@ -73,52 +86,60 @@ class Observer:
 class Injection:
     """A fault that has been put in; :meth:`settle` returns when it has been taken away where it is to be."""
 
-    def __init__(self, fleet: Fleet, fault: Fault) -> None:
-        self._fleet = fleet
+    def __init__(self, fleet: AnyFleet, fault: Fault) -> None:
         self._fault = fault
         self._undo: threading.Timer | None = None
         self.seconds = time.monotonic()
-        self._inject()
+        if not self._signal(fleet):
+            if not isinstance(fleet, Fleet):
+                raise ValueError(f"{fault}: a fleet in a cluster takes kills and halts alone")
+            self._inject(fleet)
 
     def settle(self) -> None:
         """Wait until the supervisor has undone it."""
         if self._undo is not None:
             self._undo.join()
 
-    def _inject(self) -> None:
-        fleet, fault = self._fleet, self._fault
+    def _signal(self, fleet: AnyFleet) -> bool:
+        """Whether the fault is one that a signal makes, and one undoes."""
+        fault = self._fault
         party = _party_of(fleet, fault)
         word = fleet.kind.rank_title if fault.who is Who.RANK else ""
-        lasts = GIVEN_UP_SECONDS if fault.kind in {Kind.FREEZE, Kind.LOSE} else fault.lasts_seconds
         match fault.kind:
             case Kind.KILL:
                 party.signal(signal.SIGKILL, word)
-            case Kind.STOP:
+            case Kind.STOP | Kind.SILENCE:
                 party.signal(signal.SIGSTOP, word)
-                self._later(lasts, lambda: party.signal(signal.SIGCONT, word))
+                self._later(fault.lasts_seconds, lambda: party.signal(signal.SIGCONT, word))
+            case _:
+                return False
+        return True
+
+    def _inject(self, fleet: Fleet) -> None:
+        """The faults that take a network, or a supervisor, of the fleet's own."""
+        fault = self._fault
+        party = _party_here(fleet, fault)
+        match fault.kind:
             case Kind.FREEZE:
-                party.signal(signal.SIGSTOP, word)
+                party.signal(signal.SIGSTOP, fleet.kind.rank_title if fault.who is Who.RANK else "")
                 if fault.who is not Who.TRAINER:
-                    self._later(lasts, party.kill)
+                    self._later(GIVEN_UP_SECONDS, party.kill)
             case Kind.CUT:
                 party.plug.cut()
-                self._later(lasts, party.plug.mend)
+                self._later(fault.lasts_seconds, party.plug.mend)
             case Kind.LOSE:
                 party.plug.cut()
                 if fault.who is Who.ENGINE:
-                    self._later(lasts, lambda: fleet.replace_engine(fault.engine))
+                    self._later(GIVEN_UP_SECONDS, lambda: fleet.replace_engine(fault.engine))
                 elif fault.who is Who.SYNC:
-                    self._later(lasts, lambda: _start_elsewhere(party))
+                    self._later(GIVEN_UP_SECONDS, lambda: _start_elsewhere(party))
             case Kind.SLOW:
                 party.plug.slow(SLOW_MEGABITS)
-                self._later(lasts, party.plug.quicken)
+                self._later(fault.lasts_seconds, party.plug.quicken)
             case Kind.REFUSE:
                 fleet.kubelet.forget(party)
                 party.kill()
-                self._later(lasts, lambda: fleet.kubelet.run(party))
-            case Kind.SILENCE:
-                party.signal(signal.SIGSTOP)
-                self._later(lasts, lambda: party.signal(signal.SIGCONT))
+                self._later(fault.lasts_seconds, lambda: fleet.kubelet.run(party))
 
     def _later(self, seconds: float, undo: Callable[[], object]) -> None:
         def attempt() -> None:
@@ -137,7 +158,9 @@ def _start_elsewhere(party: Party) -> None:
     party.plug.mend()
 
 
-def _party_of(fleet: Fleet, fault: Fault) -> Party:
+def _party_of(fleet: AnyFleet, fault: Fault) -> Reachable:
+    if isinstance(fleet, Fleet):
+        return _party_here(fleet, fault)
     match fault.who:
         case Who.TRAINER:
             return fleet.trainer.party
@@ -145,5 +168,21 @@ def _party_of(fleet: Fleet, fault: Fault) -> Party:
             return fleet.sync
         case Who.API:
             return fleet.api
+        case Who.OPERATOR:
+            return fleet.operator
+        case _:
+            return fleet.engines[fault.engine].party
+
+
+def _party_here(fleet: Fleet, fault: Fault) -> Party:
+    match fault.who:
+        case Who.TRAINER:
+            return fleet.trainer.party
+        case Who.SYNC:
+            return fleet.sync
+        case Who.API:
+            return fleet.api
+        case Who.OPERATOR:
+            raise ValueError(f"{fault}: no operator runs here, the supervisor plays it")
         case _:
             return fleet.engines[fault.engine].party

@@ -113,9 +113,9 @@ class Party:
                 return pid
         raise ProcessLookupError(f"{self.name} has no process {word}")
 
-    def signal(self, number: signal.Signals, word: str = "") -> None:
+    def signal(self, number: signal.Signals, title: str = "") -> None:
         """Send a signal to its main process, or to the one with that title."""
-        os.kill(self.titled(word) if word else self.main_pid(), number)
+        os.kill(self.titled(title) if title else self.main_pid(), number)
 
     def kill(self) -> None:
         """End all of it at once."""

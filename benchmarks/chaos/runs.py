@@ -7,15 +7,14 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from benchmarks.chaos.faults import BEFORE_DECISION, Fault, Kind, Who
-from benchmarks.chaos.fleet import LEASE_SECONDS, Fleet
-from benchmarks.chaos.injecting import Injection, Observer
+from benchmarks.chaos.fleet import Fleet
+from benchmarks.chaos.injecting import AnyFleet, Injection, Observer
 from benchmarks.chaos.judge import Answer, judge_answers, seconds_to_serving
 from benchmarks.chaos.parties import await_that
 from rolloutfleet.contract.trainer import Phase
 
 CALL_SECONDS: Final = 90.0
 """A trainer's ``refit`` must have ended by then, whatever was done to whom."""
-RETRY_SECONDS: Final = 0.3
 TRIES: Final = 40
 
 Expected = Callable[[int], str]
@@ -62,7 +61,7 @@ class Outcome:
 class Run:
     """Drives one run over a fleet that is whole."""
 
-    def __init__(self, fleet: Fleet, fault: Fault, number: int, seed: int, expected: Expected) -> None:
+    def __init__(self, fleet: AnyFleet, fault: Fault, number: int, seed: int, expected: Expected) -> None:
         self._fleet = fleet
         self._fault = fault
         self._expected = expected
@@ -94,6 +93,7 @@ class Run:
 
     def _drive(self) -> None:
         fleet, fault, outcome = self._fleet, self._fault, self._outcome
+        started_anew = self._watch_victim()
         if fault.new_group:
             fleet.trainer.tell(fresh=True)
         target = fleet.version + 1
@@ -107,7 +107,6 @@ class Run:
             outcome.hit = self._observer.phase
         else:
             outcome.hit = Phase.READY
-        started_anew = self._watch_victim()
         injection = Injection(fleet, fault)
         if fault.who is Who.TRAINER and self._observer is not None:
             self._observer.close()
@@ -127,9 +126,10 @@ class Run:
         fleet, fault = self._fleet, self._fault
         if fault.who is Who.TRAINER or fault.kind not in {Kind.KILL, Kind.FREEZE, Kind.LOSE}:
             return lambda: True
-        if fault.who is Who.SYNC:
-            restarts = fleet.sync.restarts
-            return lambda: fleet.sync.restarts > restarts
+        if fault.who in {Who.SYNC, Who.OPERATOR}:
+            job = fleet.sync if fault.who is Who.SYNC or isinstance(fleet, Fleet) else fleet.operator
+            restarts = job.restarts
+            return lambda: job.restarts > restarts
         before = fleet.engines[fault.engine].report()
 
         def anew() -> bool:
@@ -156,7 +156,7 @@ class Run:
         asked_by_another = fault.who is Who.TRAINER and fault.kind in {Kind.KILL, Kind.FREEZE, Kind.LOSE}
         if asked_by_another:
             if fault.kind is not Kind.KILL:
-                time.sleep(LEASE_SECONDS)
+                time.sleep(fleet.lease_seconds)
             injection.settle()
             fleet.next_trainer()
             self._ask(target)
@@ -171,7 +171,7 @@ class Run:
                 raise TimeoutError(f"no refit succeeded in {TRIES} calls, the last one: {event['message'][:400]}")
             if event["committed"] or fleet.view().get("version", 0) >= target:
                 break
-            time.sleep(RETRY_SECONDS)
+            time.sleep(fleet.retry_seconds)
             self._ask(target)
         self._result = event.get("result", {})
         outcome.parts = dict(self._result.get("seconds", {}))
@@ -221,7 +221,7 @@ class Run:
         """A refit without a fault, by whoever is the trainer now."""
         fleet, outcome = self._fleet, self._outcome
         version = max(fleet.version, int(fleet.view()["version"])) + 1
-        tries, until = outcome.tries, time.monotonic() + LEASE_SECONDS + 2 * RETRY_SECONDS
+        tries, until = outcome.tries, time.monotonic() + fleet.lease_seconds + 2 * fleet.retry_seconds
         while True:
             began = time.monotonic()
             self._ask(version)
@@ -232,7 +232,7 @@ class Run:
             if event["error"] not in {"SessionHeld", "SessionLost"} or time.monotonic() > until:
                 outcome.bad.append(f"the clean refit failed: {event['error']}: {event['message'][:600]}")
                 break
-            time.sleep(RETRY_SECONDS)
+            time.sleep(fleet.retry_seconds)
         outcome.tries = tries
         outcome.clean_refit_seconds = time.monotonic() - began
         engines = [pod.engine for pod in fleet.engines]

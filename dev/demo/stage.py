@@ -198,6 +198,17 @@ class Stage:
             KUBECONFIG=str(self.paths.kubeconfig),
         )
 
+    def start_kubectl(self, *arguments: str) -> subprocess.Popen[str]:
+        """A kubectl that goes on until it is killed, such as a watch; what it says comes line by line."""
+        return subprocess.Popen(
+            [find_program(self.paths, "kubectl", self.environment), *arguments],
+            env={**self.environment, "KUBECONFIG": str(self.paths.kubeconfig)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+
     def helm(self, *arguments: str) -> str:
         return self._run(
             [find_program(self.paths, "helm", self.environment), *arguments], KUBECONFIG=str(self.paths.kubeconfig)

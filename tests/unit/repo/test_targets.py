@@ -26,7 +26,14 @@ EXPECTED = {
         "test-cluster",
     ),
     *("cluster-up", "cluster-down", "demo", "demo-down", "explore"),
-    *("bench-chaos", "bench-fanout", "bench-refit_colocated", "bench-refit_dense_7b", "bench-refit_moe_30b"),
+    *(
+        "bench-chaos",
+        "bench-chaos-cluster",
+        "bench-fanout",
+        "bench-refit_colocated",
+        "bench-refit_dense_7b",
+        "bench-refit_moe_30b",
+    ),
 }
 
 
