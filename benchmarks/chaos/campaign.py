@@ -1,5 +1,6 @@
 """Many runs: fleets for blocks of them, the table, the figures."""
 
+import shutil
 import sys
 import time
 from collections import defaultdict
@@ -95,7 +96,10 @@ class Campaign:
 
         stage = Stage.here()
         stage.install()
+        shutil.rmtree(CLUSTER_MODEL, ignore_errors=True)
         oracle = TinyOracle(CLUSTER_MODEL)
+        for file in CLUSTER_MODEL.iterdir():
+            file.chmod(0o644)  # engines have a user of their own
         kind = cluster_kind(CLUSTER_MODEL)
 
         def start(number: int) -> ClusterFleet:
