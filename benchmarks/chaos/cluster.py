@@ -23,7 +23,7 @@ from benchmarks.chaos.tiny import PROMPT, TOKENS
 from benchmarks.record import ROOT
 from demo.stage import NAMESPACE, RELEASE_NAMESPACE, Stage
 from localcluster import processes
-from rolloutfleet.contract.worker import WorkerReport
+from rolloutfleet.contract.worker import WorkerReport, WorkerState
 
 NAME: Final = "chaos"
 CLUSTER_MODEL: Final = Path("/var/lib/rolloutfleet/models/chaos")
@@ -203,6 +203,15 @@ class ClusterFleet(Standing):
         body = json.loads(self.stage.kubectl("get", "rolloutfleet", NAME, "-n", NAMESPACE, "-o", "json"))
         told = {each["type"]: each["status"] for each in body["status"].get("conditions", [])}
         return told.get("Ready") == "True" and told.get("WeightsCurrent") == "True"
+
+    def all_up(self) -> bool:
+        """Kernels for CPUs compute from packed copies, which no peer can lend: an engine that starts anew waits for the next refit."""
+        self._write_targets()
+        pods = self.pods
+        known = {member["podName"] for member in self.view().get("members", [])}
+        reports = [pod.report() for pod in pods]
+        up = all(report is not None and report.state is WorkerState.SERVING for report in reports)
+        return up and len(pods) == ENGINES and known == {pod.name for pod in pods}
 
     def next_trainer(self) -> None:
         """The spare takes the place of a trainer that was lost."""

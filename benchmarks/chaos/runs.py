@@ -43,7 +43,7 @@ class Outcome:
     seconds_to_serving: float | None = None
     """From the fault until every engine that it did not befall served the new version."""
     seconds_to_whole: float | None = None
-    """From the fault until every engine served the fleet's version."""
+    """From the fault until every engine served the fleet's version, or where none can lend it waited for the next refit."""
     clean_refit_seconds: float | None = None
     parts: dict[str, float] = field(default_factory=dict)
     """Wall seconds by phase of the refit that succeeded, by its own word."""
@@ -115,7 +115,7 @@ class Run:
         self._finish(target, injection)
         injection.settle()
         await_that(f"{fault.who} is started anew", started_anew, fleet.kind.start_seconds)
-        await_that("every engine is whole", fleet.all_whole, fleet.kind.start_seconds)
+        await_that("every engine is up", fleet.all_up, fleet.kind.start_seconds)
         outcome.seconds_to_whole = time.monotonic() - injection.seconds
         outcome.seconds_to_serving = self._serving_since(injection.seconds, target)
         self._name_bystanders()
@@ -242,6 +242,7 @@ class Run:
             lambda: seconds_to_serving(self._answers(), self._versions, engines, version, since) is not None,
             10.0,
         )
+        await_that("every engine is whole", fleet.all_whole, fleet.kind.start_seconds)
 
     def _answers(self) -> list[Answer]:
         with (self._fleet.folder / "answers.jsonl").open("rb") as lines:

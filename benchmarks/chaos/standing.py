@@ -63,6 +63,10 @@ class Standing:
                 return False
         return True
 
+    def all_up(self) -> bool:
+        """Whether the next refit reaches every engine, which is all that can be had where no peer can lend a version."""
+        return self.all_whole()
+
     def stands(self) -> str:
         """Where everybody stands, in a line each, for a failure's message."""
         lines = [f"sync: {json.dumps(self.view())[:1500]}"]
