@@ -5,11 +5,13 @@ from pathlib import Path
 
 _API = Path("operator/rolloutfleet_operator/api/conditions.py")
 _STATES = Path("client/rolloutfleet/contract/worker.py")
+_STANDINGS = Path("client/rolloutfleet/contract/history.py")
 _SECTIONS = (
     ("Conditions of a RolloutFleet", _API, "FleetCondition"),
     ("Conditions of a WeightSync", _API, "SyncCondition"),
     ("Reasons", _API, "Reason"),
     ("States of an engine", _STATES, "WorkerState"),
+    ("States of an engine that the sync job adds", _STANDINGS, "Standing"),
 )
 _INTRODUCTION = """\
 # Conditions and reasons

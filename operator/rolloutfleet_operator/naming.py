@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from rolloutfleet.contract import revival
 from rolloutfleet.contract.names import GROUP
 
 VERSION: Final = "v1alpha1"
@@ -29,8 +30,8 @@ ANNOTATION_RANKS: Final = f"{GROUP}/ranks"
 
 ANNOTATION_LEAVING: Final = f"{GROUP}/leaving"
 """On an engine pod, by whoever knows that it will be taken away: the reason."""
-ANNOTATION_REVIVE: Final = f"{GROUP}/revive"
-"""On a fleet: each new value gives its retired engines another chance."""
+ANNOTATION_REVIVE: Final = revival.ANNOTATION
+"""On a fleet: each new value gives its retired engines another chance, or those that it names."""
 
 RESERVED_KEY_PREFIXES: Final = (f"{GROUP}/", "app.kubernetes.io/")
 """Label and annotation keys that a fleet's template may not set."""

@@ -8,10 +8,12 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from rolloutfleet.contract.history import Standing
 from rolloutfleet.contract.trainer import Phase
 from rolloutfleet.contract.worker import WorkerState
 from rolloutfleet_sync.protocol.model import Refit, State
-from rolloutfleet_sync.protocol.summary import count_states, slowest_lag
+from rolloutfleet_sync.protocol.standing import count_states
+from rolloutfleet_sync.protocol.summary import slowest_lag
 
 # Otherwise each counter has a second series, of when it was made.
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -38,7 +40,10 @@ PHASE_BUCKETS: Final = (
     600.0,
 )
 PAUSE_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
-ENGINE_STATES: Final = (*sorted(state.value for state in WorkerState), "Absent", "Late", "Silent", "Stale")
+ENGINE_STATES: Final = (
+    *sorted(state.value for state in WorkerState),
+    *sorted(standing.value for standing in Standing),
+)
 
 
 class Metrics:

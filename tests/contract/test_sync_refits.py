@@ -50,6 +50,7 @@ async def test_ranks_are_a_permutation_with_the_trainer_first(start_fleet: Any, 
 
 @pytest.mark.scenario("F12")
 @pytest.mark.scenario("F14")
+@pytest.mark.row("B47")
 async def test_join_and_receive_reach_every_engine_before_any_of_them_answers(fleet: Fleet, trainer: FakeTrainer):
     for worker in fleet.workers:
         worker.hangs.add("join")
@@ -185,6 +186,7 @@ async def test_an_environment_that_differs_is_named_with_both_values(start_fleet
     assert all("join" not in worker.verbs for worker in fleet.workers)
 
 
+@pytest.mark.row("B47")
 @pytest.mark.scenario("F21")
 async def test_a_wrong_world_size_is_refused_with_both_numbers(fleet: Fleet, trainer: FakeTrainer):
     with pytest.raises(ProblemError) as refused:
@@ -226,6 +228,7 @@ async def test_a_cache_that_was_not_reset_is_no_success(fleet: Fleet, trainer: F
     assert (await trainer.fleet()).version == 1
 
 
+@pytest.mark.row("B31")
 @pytest.mark.scenario("F03")
 async def test_a_worker_that_refuses_ends_the_refit_for_everybody(fleet: Fleet, trainer: FakeTrainer):
     fleet.workers[1].refuses["join"] = ProblemError(ProblemCode.ENGINE_FAILED, "no free port")

@@ -36,6 +36,7 @@ def call(engine: Launched, verb: str, **fields: object) -> None:
         pass
 
 
+@pytest.mark.row("B34")
 def test_requests_in_flight_are_answered_before_an_engine_that_was_told_to_end_has_ended(engine: Launched):
     call(engine, "admit", version=0)
     engine.await_ready()

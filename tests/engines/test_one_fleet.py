@@ -189,6 +189,7 @@ def assert_refuses(engine: Launched) -> None:
     assert message.startswith(f"engine {engine.name} does not generate now: Dirty: ")
 
 
+@pytest.mark.row("B34")
 @pytest.mark.scenario("F72")
 def test_an_engine_whose_core_is_killed_is_neither_alive_nor_ready_and_its_launcher_says_why(fleet: HostFleet):
     lost, other = fleet.engines[1], fleet.engines[0]

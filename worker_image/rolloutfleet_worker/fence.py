@@ -81,6 +81,8 @@ class Fence:
     stale: Stale = Stale.NEVER
     held: str = ""
     """Why a whole engine refuses requests all the same, since a refit failed; a commit ends it."""
+    gave_up: str = ""
+    """Why this worker left its last group by itself."""
     leaving: str = ""
     """Why the pod is about to end; what it has begun it finishes, and new requests had better go elsewhere."""
     message: str = field(default="vLLM is starting")
@@ -160,7 +162,7 @@ class Fence:
         return replace(self._forgotten(), joined=False)
 
     def join_done(self) -> "Fence":
-        return replace(self, joined=True)
+        return replace(self, joined=True, gave_up="")
 
     def prepare_begins(self, *, staged: bool) -> "Fence":
         """Making ready changes no weight, but it replaces the buffer that a staged version would lie in."""
@@ -218,6 +220,8 @@ class Fence:
         held = f"version {self.version_in_flight or self.version} in state {self.state}"
         if self.beside is Beside.ARRIVING:
             held += ", still arriving beside the live weights"
+        if self.message or self.gave_up:
+            held += f": {self.message or self.gave_up}"
         raise ProblemError(ProblemCode.STALE_VERSION, f"cannot commit version {version}: this worker holds {held}")
 
     def swaps_for(self, version: int) -> bool:
@@ -274,6 +278,10 @@ class Fence:
         if self.state in _IN_FLIGHT:
             return left._dirty(f"version {self.version_in_flight} was received but never committed: {reason}")
         return left
+
+    def gives_up(self, reason: str) -> "Fence":
+        """Nobody has ended what this worker stands still for, and it is about to end that by itself; later calls are told why."""
+        return replace(self, gave_up=reason)
 
     def sleep_begins(self, level: SleepLevel) -> "Fence":
         """An engine falls asleep with one whole version, or with none; repeating the same sleep changes nothing."""
@@ -417,7 +425,7 @@ class Fence:
 
     def _require(self, act: str, states: AbstractSet[WorkerState]) -> None:
         if self.state not in states:
-            hint = f": {self.message}" if self.message else ""
+            hint = f": {self.message or self.gave_up}" if self.message or self.gave_up else ""
             raise ProblemError(
                 ProblemCode.DIRTY if self.state is WorkerState.DIRTY else ProblemCode.WRONG_STATE,
                 f"{act} needs the state to be one of {', '.join(sorted(states))}, it is {self.state}{hint}",
@@ -442,8 +450,9 @@ class Fence:
 
     def _require_joined(self) -> None:
         if not self.joined:
+            why = self.gave_up or "join first"
             raise ProblemError(
-                ProblemCode.WRONG_STATE, f"this worker has not joined a group in epoch {self.epoch}; join first"
+                ProblemCode.WRONG_STATE, f"this worker has not joined a group in epoch {self.epoch}; {why}"
             )
 
     def _require_not_lending(self, act: str) -> None:

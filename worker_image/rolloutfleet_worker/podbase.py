@@ -277,20 +277,25 @@ class PodBase:
     def _hold(self, seconds: float) -> None:
         """A sync job that vanished must not leave an engine paused, or a version staged, for ever: after this long that ends by itself."""
         self._release_hold()
-        self._hold_end = asyncio.get_running_loop().call_later(seconds, self._forgotten)
+        self._hold_end = asyncio.get_running_loop().call_later(seconds, self._forgotten, seconds)
 
     def _release_hold(self) -> None:
         if self._hold_end is not None:
             self._hold_end.cancel()
             self._hold_end = None
 
-    def _forgotten(self) -> None:
-        self._rescue = asyncio.create_task(self._end_forgotten(), name="forgotten-by-the-sync-job")
+    def _forgotten(self, seconds: float) -> None:
+        self._rescue = asyncio.create_task(self._end_forgotten(seconds), name="forgotten-by-the-sync-job")
 
-    async def _end_forgotten(self) -> None:
-        log.error("the sync job has let a pause or a staged version pass its deadline; this worker leaves the group")
+    async def _end_forgotten(self, seconds: float) -> None:
+        reason = (
+            f"the sync job of fleet {self.fence.identity.fleet} let the pause or the staged version of epoch {self.fence.epoch} pass "
+            f"its {seconds:g} s, so the worker left the group; see whether the sync job was killed, hangs or was cut off, then refit again"
+        )
+        log.error("%s", reason)
+        self.fence = self.fence.gives_up(reason)
         try:
-            await self._end_epoch("the sync job let the pause or the staged version pass its deadline")
+            await self._end_epoch(reason)
         except ProblemError:
             log.exception("the epoch could not be ended, trying again in %g s", RESCUE_RETRY_SECONDS)
             self._hold(RESCUE_RETRY_SECONDS)

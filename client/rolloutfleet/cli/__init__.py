@@ -2,9 +2,11 @@
 
 import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
-from rolloutfleet.cli.arguments import parse
+from rolloutfleet.cli.arguments import Options, parse
 from rolloutfleet.cli.failure import Failure
+from rolloutfleet.cli.mending_arguments import ReleaseOptions, ReviveOptions
 from rolloutfleet.cli.refit_arguments import RefitOptions
 
 
@@ -16,20 +18,33 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return refit_from_checkpoint(options)
     try:
-        try:
-            from rolloutfleet.cli.history import show_history
-            from rolloutfleet.cli.status import show_status
-        except ModuleNotFoundError as error:
-            raise Failure(
-                f"this command needs the package {error.name!r}; install it with: pip install 'rolloutfleet[cli]'"
-            ) from error
-        if options.command == "refit-history":
-            show_history(options)
-        else:
-            show_status(options)
+        _run(options)
     except Failure as failure:
         print(f"rolloutfleet: {failure}", file=sys.stderr)
         return 1
     except (KeyboardInterrupt, BrokenPipeError):
-        return 0 if options.watch else 1
+        return 0 if isinstance(options, Options) and options.watch else 1
     return 0
+
+
+def _run(options: Options | ReleaseOptions | ReviveOptions) -> None:
+    if isinstance(options, ReleaseOptions):
+        from rolloutfleet.cli.releasing import release_engines
+
+        release_engines(options)
+        return
+    try:
+        from rolloutfleet.cli.cluster import Cluster
+        from rolloutfleet.cli.history import show_history
+        from rolloutfleet.cli.reviving import revive_engines
+        from rolloutfleet.cli.status import show_status
+    except ModuleNotFoundError as error:
+        raise Failure(
+            f"this command needs the package {error.name!r}; install it with: pip install 'rolloutfleet[cli]'"
+        ) from error
+    if isinstance(options, ReviveOptions):
+        revive_engines(options, Cluster(options), datetime.now(UTC))
+    elif options.command == "refit-history":
+        show_history(options)
+    else:
+        show_status(options)

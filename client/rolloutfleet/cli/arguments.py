@@ -7,6 +7,15 @@ from pathlib import Path
 from typing import Final
 
 import rolloutfleet
+from rolloutfleet.cli.argument_types import namespace
+from rolloutfleet.cli.mending_arguments import (
+    ReleaseOptions,
+    ReviveOptions,
+    add_release,
+    add_revive,
+    read_release,
+    read_revive,
+)
 from rolloutfleet.cli.refit_arguments import RefitOptions, add_refit, read_refit
 
 _EXAMPLES: Final = """\
@@ -19,6 +28,8 @@ examples:
   rolloutfleet status --url http://127.0.0.1:8080   what the sync job says, without Kubernetes
   rolloutfleet refit-history quickstart   its refits: seconds by phase, slowest rank, who was lost and where
   rolloutfleet refit-history quickstart --plot refits.svg
+  rolloutfleet release quickstart         let engines serve that are held since a refit failed
+  rolloutfleet revive quickstart 1        another chance for a retired engine
   kubectl rolloutfleet status -n rl       the same command, called by kubectl
 """
 
@@ -40,11 +51,11 @@ class Options:
     plot: Path | None = None
 
 
-def parse(argv: Sequence[str]) -> Options | RefitOptions:
+def parse(argv: Sequence[str]) -> Options | RefitOptions | ReleaseOptions | ReviveOptions:
     """Options from the command line; ends the process for ``--help``, ``--version`` and wrong arguments."""
     parser = argparse.ArgumentParser(
         prog="rolloutfleet",
-        description="Look at fleets of vLLM engines whose weights are refitted as one, and refit them from checkpoints.",
+        description="Look at fleets of vLLM engines whose weights are refitted as one, refit them from checkpoints, and mend them.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -59,7 +70,9 @@ def parse(argv: Sequence[str]) -> Options | RefitOptions:
     )
     status.add_argument("fleet", nargs="?", metavar="FLEET", help="name of one fleet; all fleets when left out")
     where = status.add_mutually_exclusive_group()
-    where.add_argument("-n", "--namespace", help="namespace (default: that of the kubeconfig's context)")
+    where.add_argument(
+        "-n", "--namespace", type=namespace, help="namespace (default: that of the kubeconfig's context)"
+    )
     where.add_argument("-A", "--all-namespaces", action="store_true", help="fleets of every namespace")
     status.add_argument("-o", "--output", choices=("table", "json", "yaml"), default="table", help="output format")
     status.add_argument("-w", "--watch", action="store_true", help="redraw every two seconds until interrupted")
@@ -68,9 +81,15 @@ def parse(argv: Sequence[str]) -> Options | RefitOptions:
     _add_url(status)
     history = _add_history(commands)
     add_refit(commands)
+    add_release(commands)
+    revive = add_revive(commands)
     given = parser.parse_args(argv)
     if given.command == "refit":
         return read_refit(given)
+    if given.command == "release":
+        return read_release(given)
+    if given.command == "revive":
+        return read_revive(given, revive)
     if given.command == "refit-history":
         return _read_history(given, history)
     if given.url and (given.all_namespaces or given.output != "table"):
@@ -111,7 +130,9 @@ def _add_history(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     parser.add_argument("name", nargs="?", metavar="FLEET", help="name of the fleet")
     parser.add_argument("--fleet", help="the same")
-    parser.add_argument("-n", "--namespace", help="namespace (default: that of the kubeconfig's context)")
+    parser.add_argument(
+        "-n", "--namespace", type=namespace, help="namespace (default: that of the kubeconfig's context)"
+    )
     _add_url(parser)
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table", help="output format")
     parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw a bar of phases for each refit, too")

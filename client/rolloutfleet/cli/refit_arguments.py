@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from rolloutfleet.cli.argument_types import namespace
+
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -69,7 +71,9 @@ def add_refit(commands: "Commands") -> None:
         action="store_true",
         help="N is the version that the fleet serves already: bring it to the engines that lack it, and touch no other",
     )
-    parser.add_argument("-n", "--namespace", help="namespace of the fleet (default: this pod's own, or default)")
+    parser.add_argument(
+        "-n", "--namespace", type=namespace, help="namespace of the fleet (default: this pod's own, or default)"
+    )
     parser.add_argument("--token-file", type=Path, metavar="PATH", help="file with the fleet's token")
     parser.add_argument("--name", default="", help="name shown as the trainer (default: host and process)")
     parser.add_argument("--advertise", metavar="HOST[:PORT]", help="address of this machine at which engines reach it")

@@ -31,9 +31,12 @@ class ConditionLine:
 
 @dataclass(frozen=True, slots=True)
 class PodLine:
-    """One engine pod, or the sync pod."""
+    """One pod of an engine, or one that does something else for the fleet."""
 
     engine: str
+    """Its number; empty for a pod of no engine."""
+    role: str
+    """What a pod of no engine is: ``sync``, ``checkpoint``, ``repair``, or what its label says."""
     pod: str
     node: str
     ready: bool
@@ -88,6 +91,7 @@ class FleetSummary:
     target: int
     epoch: int
     skew: int
+    stale: int
     conditions: tuple[ConditionLine, ...]
     phase: str
     trainer: str
@@ -128,6 +132,7 @@ def summarize_fleet(objects: FleetObjects, now: datetime) -> FleetSummary:
         target=weights.get("target", weights.get("version", 0)),
         epoch=weights.get("epoch", 0),
         skew=weights.get("skew", 0),
+        stale=weights.get("stale", 0),
         conditions=tuple(_condition(condition, now) for condition in status.get("conditions", [])),
         phase=sync.get("phase") or "",
         trainer=(sync.get("session") or {}).get("trainer", ""),
@@ -137,7 +142,9 @@ def summarize_fleet(objects: FleetObjects, now: datetime) -> FleetSummary:
                 key=_engine_order,
             )
         ),
-        others=tuple(_pod(pod, now) for pod in pods if _engine(pod) is None),
+        others=tuple(
+            sorted((_pod(pod, now) for pod in pods if _engine(pod) is None), key=lambda line: (line.role, line.pod))
+        ),
         pods_visible=objects.pods is not None,
         last_refit=_refit(sync.get("lastRefit") or weights.get("lastRefit"), now),
         generation=endpoints.get("generation", ""),
@@ -198,6 +205,14 @@ def _engine(pod: Object) -> str | None:
     return None if engine is None else str(engine)
 
 
+def _role(pod: Object) -> str:
+    """A repair's Job and a checkpoint's carry one label; only their names tell them apart."""
+    labels = pod["metadata"]["labels"]
+    role = str(labels.get(f"{GROUP}/role", ""))
+    repairs = pod["metadata"]["name"].startswith(f"{labels.get(f'{GROUP}/fleet')}-repair-")
+    return "repair" if role == "checkpoint" and repairs else role or "-"
+
+
 def _engine_order(line: PodLine) -> tuple[int, str]:
     return (int(line.engine) if line.engine.isdecimal() else 0, line.pod)
 
@@ -208,6 +223,7 @@ def _pod(pod: Object, now: datetime) -> PodLine:
     conditions = status.get("conditions") or []
     return PodLine(
         engine=_engine(pod) or "",
+        role="" if _engine(pod) is not None else _role(pod),
         pod=pod["metadata"]["name"],
         node=(pod.get("spec") or {}).get("nodeName") or "-",
         ready=any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions),

@@ -68,7 +68,7 @@ def _draw_pods(fleet: FleetSummary) -> RenderableType:
 
 def _pod_cells(line: PodLine) -> tuple[RenderableType, ...]:
     ready = _verdict("True" if line.ready else "False", good=line.ready)
-    cells = (line.engine or "sync", line.pod, line.node, ready, line.state, line.version or "-", str(line.restarts))
+    cells = (line.engine or line.role, line.pod, line.node, ready, line.state, line.version or "-", str(line.restarts))
     return (*cells, line.age, line.problem)
 
 
@@ -76,7 +76,9 @@ def _draw_weights(fleet: FleetSummary, now: datetime) -> RenderableType:
     text = Text("weights ", style="bold")
     text.append(f"version {_weights(fleet)}, epoch {fleet.epoch}", style="not bold")
     if fleet.skew:
-        text.append(f", {fleet.skew} engines behind", style="not bold yellow")
+        stale = f", {fleet.stale} of them stale by leave" if fleet.stale else ""
+        behind = f"{fleet.skew} engine{'' if fleet.skew == 1 else 's'} behind"
+        text.append(f", {behind}{stale}", style="not bold yellow")
     text.append(f"\nsync    {fleet.phase or 'no report'}", style="not bold")
     if fleet.trainer:
         text.append(f", held by trainer {fleet.trainer}", style="not bold")

@@ -1,5 +1,7 @@
 """What is told of refits that have ended and of the one under way: the rows that status, the command line and metrics share."""
 
+from enum import StrEnum
+
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
@@ -8,6 +10,21 @@ class _Told(BaseModel):
     """Parsed leniently: a history may have been written by another release."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True)
+
+
+class Standing(StrEnum):
+    """What an engine is where the state that it tells of itself does not say all."""
+
+    STALE = "Stale"
+    """Serves an older version than the fleet's, by leave and for a while (refit.strategy Rolling)."""
+    OVERDUE = "Overdue"
+    """Holds an older version whole, and refuses requests since the time for which it might serve that one is over."""
+    LATE = "Late"
+    """Is whole and refuses requests until it has the committed version and has been told so: it came up, or was left behind."""
+    SILENT = "Silent"
+    """Does not answer the sync job."""
+    ABSENT = "Absent"
+    """Has no pod."""
 
 
 class Gap(_Told):

@@ -46,6 +46,8 @@ def fleet_crd() -> dict[str, Any]:
         _column("Reason", "string", f"{_READY}.reason", "Why Ready stands as it does."),
         _column("Model", "string", ".spec.model.name", "Model that the engines serve.", 1),
         _column("Message", "string", f"{_READY}.message", "Ready, in words.", 1),
+        _column("Behind", "integer", ".status.weights.skew", "Engines that do not hold the committed version.", 1),
+        _column("Stale", "integer", ".status.weights.stale", "Of these, engines that serve an older one by leave.", 1),
         _AGE,
     ]
     return _crd(names, version)

@@ -29,6 +29,11 @@ class Weights(ApiModel):
     skew: int = Field(
         default=0, ge=0, description="skew is the number of engines that do not hold the committed version."
     )
+    stale: int = Field(
+        default=0,
+        ge=0,
+        description="stale is how many of these serve an older version by leave, see spec.refit.strategy.",
+    )
     asleep: int = Field(default=0, ge=0, description="asleep is the number of engines that a trainer has put to sleep.")
     behind: tuple[Laggard, ...] = Field(
         default=(),

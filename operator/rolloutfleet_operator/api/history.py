@@ -114,6 +114,8 @@ class Laggard(ApiModel):
 
     member: ShortText = Field(description="member is the engine's pod.")
     engine: int = Field(default=0, ge=0, description="engine is its number.")
-    state: ShortText = Field(default="", description="state is what the engine says of itself, or Silent.")
+    state: ShortText = Field(
+        default="", description="state is what the engine says of itself, or Stale, Overdue, Late or Silent."
+    )
     version: int = Field(default=0, ge=0, description="version is the one that it holds.")
     message: BriefText = Field(default="", description="message says why, and what is being done about it.")

@@ -37,7 +37,7 @@ class RecoverySpec(ApiModel):
         description="restartBudget is how often an engine may fail within windowSeconds; with one failure more it is retired: its pod "
         "is removed and not replaced, and refits go on without it. Pulling an image, waiting for a node and being evicted are no "
         "failures. It is tried again when the pods' spec changes, the budget rises, or the fleet's annotation rolloutfleet.io/revive gets "
-        "a new value.",
+        "a new value: one such as 1,3@monday names engines, any other means all.",
     )
     window_seconds: int = Field(
         default=3600, ge=60, le=604800, description="windowSeconds is how far back failures are counted."

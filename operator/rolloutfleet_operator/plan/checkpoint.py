@@ -9,15 +9,17 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
+from rolloutfleet.contract.history import Standing
 from rolloutfleet.contract.policy import LateJoin
+from rolloutfleet.contract.worker import WorkerState
 from rolloutfleet_operator.api.weightsync import CheckpointRun, WeightSyncStatus
 from rolloutfleet_operator.plan.observed import Job, Pod, WeightSync
 
 LATE_SECONDS = 60.0
 """How long an engine that lacks the version is left to its peers before the checkpoint is sent again."""
 _MESSAGE = 1024
-_UP = frozenset({"Serving", "Paused", "Dirty"})
-"""States of an engine that lacks the version and could be given it."""
+_LACKING = frozenset({Standing.LATE.value, Standing.OVERDUE.value, WorkerState.PAUSED.value, WorkerState.DIRTY.value})
+"""States of an engine that lacks the version, could be given it, and does not serve until then."""
 
 
 class Stage(StrEnum):
@@ -238,10 +240,11 @@ def _plan_repair(
         return idle, None
     if job is not None and not job.finished:
         return _plan_job(facts, wanted, job, (), pods), None
-    lacking = [engine for engine in report.behind if engine.state in _UP or engine.state == "Late"]
-    if not lacking or report.version != facts.version:
-        return idle, None
     lenders = report.members.admitted - report.members.asleep
+    # One that is stale serves by leave, and takes its turn at borrowing: that is no reason to hurry while somebody lends.
+    wanting = _LACKING if lenders > 0 else _LACKING | {Standing.STALE.value}
+    if report.version != facts.version or not any(engine.state in wanting for engine in report.behind):
+        return idle, None
     if lenders > 0:
         since = facts.behind_since or facts.now
         left = LATE_SECONDS - (facts.now - since).total_seconds()

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from rolloutfleet.contract.revival import LONGEST
 from rolloutfleet_operator import naming
 from rolloutfleet_operator.plan.observed import Child, ContainerState, FleetBrief, Job, Node, Pod, WeightSync
 
@@ -131,7 +132,7 @@ def observe_fleet(body: Body) -> FleetBrief:
 
 def revive_of(body: Body) -> str:
     """The value of the fleet's annotation that gives retired engines another chance, cut to what the status holds."""
-    return str((body["metadata"].get("annotations") or {}).get(naming.ANNOTATION_REVIVE, ""))[:256]
+    return str((body["metadata"].get("annotations") or {}).get(naming.ANNOTATION_REVIVE, ""))[:LONGEST]
 
 
 def observe_node(body: Body) -> Node:

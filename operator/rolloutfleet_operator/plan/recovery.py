@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+from rolloutfleet.contract.revival import parse_revival
 from rolloutfleet_operator.api.recovery import (
     MAX_ENGINE_RECORDS,
     MAX_QUARANTINED,
@@ -36,16 +37,18 @@ class RecoveryGoal:
     revision: str
     """Failures of pods of another revision say nothing of this one."""
     revive: str = ""
-    """The value of the fleet's annotation; a new one forgets every failure."""
+    """The value of the fleet's annotation; a new one forgets every failure, or those of the engines that it names."""
 
 
 def plan_recovery(goal: RecoveryGoal, previous: RecoveryStatus, own: Sequence[Pod], now: datetime) -> RecoveryStatus:
     """The records as they should stand now: failures counted, engines retired or revived, nodes avoided or used again."""
-    revived = bool(goal.revive) and goal.revive != previous.revived
-    known = {} if revived else {record.engine: record for record in previous.engines}
+    revived = parse_revival(goal.revive) if goal.revive and goal.revive != previous.revived else frozenset[int]()
+    known = {
+        record.engine: record for record in previous.engines if revived is not None and record.engine not in revived
+    }
     records = [_record(goal, engine, known.get(engine), own, now) for engine in range(goal.engines)]
     serving = {pod.node for pod in own if pod.live and pod.ready and pod.revision == goal.revision}
-    nodes = () if revived else _still_quarantined(previous.quarantined_nodes, now)
+    nodes = () if revived is None else _still_quarantined(previous.quarantined_nodes, now)
     nodes, kept = _quarantine(goal.spec, nodes, [record for record in records if record is not None], serving, now)
     worst = sorted(kept, key=lambda record: (not record.retired, -len(record.failures), record.engine))
     return RecoveryStatus(

@@ -237,6 +237,8 @@ def _weights_current(facts: FleetFacts) -> Verdict:
         return Verdict(kind, "False", Reason.AWAITING_FIRST_REFIT, message)
     if weights.skew:
         message = f"{weights.skew} of {facts.goal.engines} engines do not hold version {weights.version}"
+        if weights.stale:
+            message += f", {weights.stale} of which serve an older one by leave"
         if facts.checkpoint.repair.stage is not Stage.NONE:
             message += f"; the checkpoint is sent again: {facts.checkpoint.repair.message}"
         return Verdict(kind, "False", Reason.ENGINES_BEHIND, message)

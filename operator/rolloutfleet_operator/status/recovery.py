@@ -23,6 +23,7 @@ def retirement_trouble(fleet: str, spec: RecoverySpec, status: RecoveryStatus) -
     message = (
         f"{who} retired after more than {spec.restart_budget} failures within {spec.window_seconds} s{cause}; "
         f"change the spec, raise recovery.restartBudget, or try again: "
+        f"rolloutfleet revive {fleet} {numbers[0]}, or: "
         f"kubectl annotate rolloutfleet {fleet} --overwrite {naming.ANNOTATION_REVIVE}=$(date +%s)"
     )
     return Trouble(Reason.ENGINE_RETIRED, True, message)

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
+from rolloutfleet.contract.history import Standing
+from rolloutfleet.contract.worker import WorkerState
 from rolloutfleet_operator.api.fleetstatus import Weights
 from rolloutfleet_operator.api.weightsync import LastRefit, WeightSyncStatus
 from rolloutfleet_operator.status.conditions import Event
@@ -12,10 +14,12 @@ REFIT_REFORMED = "RefitReformed"
 TRANSPORT_CHOSEN = "TransportChosen"
 ENGINE_DIRTY = "EngineDirty"
 ENGINE_LATE = "EngineLate"
+ENGINE_OVERDUE = "EngineOverdue"
 
-DIRTY = "Dirty"
-UP = frozenset({"Serving", "Paused"})
+LATE = frozenset({Standing.LATE.value, WorkerState.PAUSED.value})
 """States of an engine that lags behind although it is whole."""
+COMING_UP = frozenset({None, WorkerState.STARTING.value})
+"""States, or none, of an engine that has not been up; what is whole comes back from others without news."""
 
 
 def fold_weights(
@@ -34,6 +38,7 @@ def fold_weights(
         version=version,
         target=max(version, intent.version) if intent is not None else version,
         skew=max(0, members.total - members.admitted) if members is not None else 0,
+        stale=members.stale if members is not None else 0,
         asleep=members.asleep if members is not None else 0,
         behind=active.behind if active is not None else (),
         last_refit=(active.last_refit if active is not None else None) or before.last_refit,
@@ -78,15 +83,19 @@ def _minute(refit: LastRefit) -> str:
 
 
 def _laggard_events(before: Weights, current: Weights) -> Iterable[Event]:
-    """Engines that have become dirty, or have come up without the version; at version 0 every engine comes up like that."""
-    known = {(laggard.member, laggard.state == DIRTY) for laggard in before.behind}
-    fresh = [laggard for laggard in current.behind if (laggard.member, laggard.state == DIRTY) not in known]
-    dirty = [laggard for laggard in fresh if laggard.state == DIRTY]
-    late = [laggard for laggard in fresh if laggard.state in UP] if current.version else []
+    """Engines that have become dirty, or overdue, or have come up without the version; at version 0 every engine comes up like that."""
+    known = {laggard.member: laggard.state for laggard in before.behind}
+    changed = [laggard for laggard in current.behind if known.get(laggard.member) != laggard.state]
+    dirty = [laggard for laggard in changed if laggard.state == WorkerState.DIRTY]
+    overdue = [laggard for laggard in changed if laggard.state == Standing.OVERDUE]
+    late = [laggard for laggard in changed if laggard.state in LATE and known.get(laggard.member) in COMING_UP]
     if dirty:
         names = _name_some([laggard.member for laggard in dirty])
         yield Event(True, ENGINE_DIRTY, f"{names} took part of a version and refuses to generate: {dirty[0].message}")
-    if late:
+    if overdue:
+        names = _name_some([laggard.member for laggard in overdue])
+        yield Event(True, ENGINE_OVERDUE, f"{names} may not serve an older version any longer: {overdue[0].message}")
+    if late and current.version:
         names = _name_some([laggard.member for laggard in late])
         yield Event(False, ENGINE_LATE, f"{names} came up without version {current.version}: {late[0].message}")
 

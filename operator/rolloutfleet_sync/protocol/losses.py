@@ -13,7 +13,14 @@ from rolloutfleet_sync.protocol.gathering import gather
 from rolloutfleet_sync.protocol.ledger import TRAINER, name_some
 from rolloutfleet_sync.protocol.members import accept_report, note_swap
 from rolloutfleet_sync.protocol.model import MemberRecord, Refit, Seat, State, Step, Verb
-from rolloutfleet_sync.protocol.outcome import abort_refit, give_up_aborting, lose_seats, note_abort_failure, suspect
+from rolloutfleet_sync.protocol.outcome import (
+    abort_refit,
+    describe_standstill,
+    give_up_aborting,
+    lose_seats,
+    note_abort_failure,
+    suspect,
+)
 from rolloutfleet_sync.protocol.recovery import lose_commit
 from rolloutfleet_sync.protocol.refit import (
     call_again,
@@ -235,7 +242,7 @@ def enforce_deadline(draft: Draft) -> None:
     refit = draft.state.active
     if refit is None or draft.now < refit.deadline:
         return
-    spent = f"{draft.now - refit.phase_started:.0f} s"
+    spent = f"{draft.now - refit.phase_started:.0f} s{describe_standstill(draft.now - refit.deadline)}"
     match refit.step:
         case Step.ABORT:
             give_up_aborting(draft)

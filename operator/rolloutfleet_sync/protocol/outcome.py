@@ -13,6 +13,8 @@ from rolloutfleet_sync.protocol.members import REASON_LENGTH, abort_seats, accep
 from rolloutfleet_sync.protocol.model import Refit, State, Step, Verb
 
 HOLD_LENGTH = 1000
+STANDSTILL_SECONDS = 5.0
+"""A deadline that is noticed by so much too late was not seen to: the process or its node was halted."""
 KEPT_REFITS = 16
 """Ended refits that trainers may still ask for."""
 
@@ -153,6 +155,11 @@ def _lose_in_abort(draft: Draft, pod_uid: str, message: str) -> None:
     lose_seats(draft, {pod_uid: (ProblemCode.MEMBER_ABSENT, message)})
     if victims:
         draft.change_refit(problem=draft.refit.lost[pod_uid])
+
+
+def describe_standstill(late: float) -> str:
+    """What to add to a time that was noticed so many seconds too late; empty where that is no more than usual."""
+    return f" (the sync job itself stood still for {late:.0f} s of it)" if late >= STANDSTILL_SECONDS else ""
 
 
 def describe_shortage(left: int, least: int) -> str:

@@ -24,7 +24,7 @@ from rolloutfleet_sync.protocol.ledger import TRAINER, find_world_mismatch
 from rolloutfleet_sync.protocol.losses import lose_trainer
 from rolloutfleet_sync.protocol.members import tear_down_group
 from rolloutfleet_sync.protocol.model import TERMINAL, Refit, Session, State, Step
-from rolloutfleet_sync.protocol.outcome import fail_queued, suspect
+from rolloutfleet_sync.protocol.outcome import describe_standstill, fail_queued, suspect
 from rolloutfleet_sync.protocol.refit import verify
 
 
@@ -78,7 +78,7 @@ def open_session(draft: Draft, event: SessionOpened) -> None:
             )
         end_session(draft, f"trainer {request.trainer} took over from {held.request.trainer}")
     elif held is not None:
-        end_session(draft, _lease_message(held))
+        end_session(draft, _lease_message(draft, held))
     draft.change(session=Session(event.session, request, draft.now + draft.state.timing.lease))
     draft.publish()
 
@@ -104,15 +104,19 @@ def end_session(draft: Draft, reason: str) -> None:
     draft.publish()
 
 
-def _lease_message(session: Session) -> str:
-    return f"the lease of trainer {session.request.trainer} ended: it made no call in time"
+def _lease_message(draft: Draft, session: Session) -> str:
+    late, lease = draft.now - session.expires, draft.state.timing.lease
+    return (
+        f"the lease of trainer {session.request.trainer} ended: it made no call for {lease + late:.0f} s, its lease is {lease:g} s"
+        f"{describe_standstill(late)}; see whether it was killed, hangs or was cut off from the sync job, then connect again and refit"
+    )
 
 
 def expire_session(draft: Draft) -> None:
     """End the session whose lease is over."""
     held = draft.state.session
     if held is not None and held.expires <= draft.now:
-        end_session(draft, _lease_message(held))
+        end_session(draft, _lease_message(draft, held))
 
 
 def drop_orphaned_group(draft: Draft) -> None:

@@ -19,6 +19,7 @@ from rolloutfleet_sync.protocol.members import is_admitted
 from rolloutfleet_sync.protocol.model import Refit, State, Step
 from rolloutfleet_sync.protocol.record import Record
 from rolloutfleet_sync.protocol.staleness import is_allowed_stale, serves
+from rolloutfleet_sync.protocol.standing import judge_standing
 from rolloutfleet_sync.protocol.view import describe_member, phase_of, summarize_result, waiting_for
 
 TEXT_LENGTH: Final = 253
@@ -33,7 +34,6 @@ KEPT_LINES: Final = 16
 """Gaps, engines that lag behind and names of those waited for: the first of them are listed, the counts tell of all."""
 
 ENDLESS: Final = float("inf")
-STALE: Final = "Stale"
 LINK_STATES: Final = frozenset({WorkerState.SERVING, WorkerState.PAUSED, WorkerState.DIRTY})
 
 WallClock = Callable[[float], datetime]
@@ -100,25 +100,6 @@ def count_versions(state: State) -> dict[str, Any]:
     stale = sum(is_allowed_stale(state, record) for record in state.members.values())
     versions = [{"version": version, "engines": count} for version, count in sorted(held.items(), reverse=True)]
     return {"stale": stale, "oldestVersion": min(held), "versions": versions[:KEPT_VERSIONS]}
-
-
-def count_states(state: State) -> Counter[str]:
-    """Engines by what they are: a worker's state, ``Stale`` for one that serves an older version, ``Late`` for one that is whole and has
-    not been admitted, ``Silent`` or ``Absent``."""
-    counts: Counter[str] = Counter()
-    for record in state.members.values():
-        report = record.report
-        if record.failure is not None or report is None:
-            counts["Silent"] += 1
-        elif is_allowed_stale(state, record):
-            counts[STALE] += 1
-        elif report.state is WorkerState.SERVING and not is_admitted(record, state.version):
-            counts["Late"] += 1
-        else:
-            counts[report.state.value] += 1
-    if state.roster is not None:
-        counts["Absent"] += max(state.roster.engines - len(state.members), 0)
-    return counts
 
 
 def find_gaps(state: State) -> list[Gap]:
@@ -302,16 +283,11 @@ def _behind(state: State) -> list[dict[str, Any]]:
         if is_admitted(record, state.version) or len(lines) == KEPT_LINES:
             continue
         report = record.report
-        silent = record.failure is not None or report is None
         lines.append(
             {
                 "member": record.pod_name[:TEXT_LENGTH],
                 "engine": record.member.engine,
-                "state": "Silent"
-                if silent or report is None
-                else STALE
-                if is_allowed_stale(state, record)
-                else report.state.value,
+                "state": judge_standing(state, record),
                 "version": report.version if report is not None else 0,
                 "message": _shorten(describe_member(state, record) or "not admitted yet", ENTRY_MESSAGE_LENGTH),
             }

@@ -58,9 +58,12 @@ def sync_object(last_refit: dict | None) -> dict:
     }
 
 
-def pod_object(name: str, engine: str | None, *, ready: bool, waiting: str | None = None) -> dict:
+def pod_object(
+    name: str, engine: str | None, *, ready: bool, waiting: str | None = None, role: str | None = "sync"
+) -> dict:
     labels = {"rolloutfleet.io/fleet": "quickstart"}
-    labels |= {} if engine is None else {"rolloutfleet.io/engine": engine}
+    labels |= {"rolloutfleet.io/role": role} if engine is None and role is not None else {}
+    labels |= {} if engine is None else {"rolloutfleet.io/engine": engine, "rolloutfleet.io/role": "leader"}
     return {
         "metadata": {"name": name, "namespace": "rl", "labels": labels, "creationTimestamp": "2026-05-01T11:59:00Z"},
         "spec": {"nodeName": f"node-{engine}"},
@@ -131,7 +134,7 @@ def test_one_fleet_shows_conditions_engines_weights_and_the_last_refit() -> None
     text = drawn(fleet_object(), COMPLETE)
     assert "rl/quickstart  tiny-qwen2  1/2 engines ready  age 60m" in text
     assert "Ready      False   EnginesStarting  4m30s  1 of 2 engines is Ready" in text
-    assert "version 7 → 8, epoch 4, 1 engines behind" in text
+    assert "version 7 → 8, epoch 4, 1 engine behind" in text
     assert "Transferring, held by trainer trainer-0/42" in text
     assert "26 tensors, 2.000 GB to 2 engines at 1.00 GB/s, paused 2.200 s" in text
 
@@ -145,6 +148,30 @@ def test_engines_come_in_order_before_the_sync_pod_with_the_reason_they_wait_for
         ["1", "quickstart-1-0-0", "node-1", "False", "CrashLoopBackOff", "-", "3", "60s"],
         ["sync", "quickstart-sync-abc", "node-None", "True", "Running", "-", "3", "60s"],
     ]
+
+
+def test_pods_of_no_engine_are_called_what_they_are() -> None:
+    pods = (
+        pod_object("quickstart-repair-7-x1", None, ready=False, role="checkpoint"),
+        pod_object("quickstart-checkpoint-8-x2", None, ready=False, role="checkpoint"),
+        pod_object("quickstart-sync-abc-x3", None, ready=True),
+        pod_object("quickstart-0-0-0", "0", ready=True),
+        pod_object("quickstart-of-somebody", None, ready=True, role=None),
+    )
+    lines = drawn(fleet_object(), COMPLETE, pods).splitlines()
+    start = next(index for index, line in enumerate(lines) if line.startswith("ENGINE"))
+    assert [line.split()[:2] for line in lines[start + 1 : start + 6]] == [
+        ["0", "quickstart-0-0-0"],
+        ["-", "quickstart-of-somebody"],
+        ["checkpoint", "quickstart-checkpoint-8-x2"],
+        ["repair", "quickstart-repair-7-x1"],
+        ["sync", "quickstart-sync-abc-x3"],
+    ]
+
+
+def test_engines_that_serve_an_older_version_by_leave_are_counted_apart() -> None:
+    weights = {"epoch": 4, "version": 8, "target": 8, "skew": 3, "stale": 2}
+    assert "3 engines behind, 2 of them stale by leave" in drawn(fleet_object(weights=weights), COMPLETE)
 
 
 def test_phases_are_bars_in_their_order_scaled_to_the_longest() -> None:
@@ -239,6 +266,24 @@ def test_without_a_kubeconfig_the_command_says_so_and_fails(capsys, monkeypatch:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     assert main(["status", "--kubeconfig", str(tmp_path / "absent")]) == 1
     assert "rolloutfleet: no usable kubeconfig" in capsys.readouterr().err
+
+
+def test_a_kubeconfig_that_is_no_yaml_is_told_in_one_line(capsys, tmp_path) -> None:
+    (tmp_path / "config").write_text("a: [")
+    assert main(["status", "--kubeconfig", str(tmp_path / "config")]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("rolloutfleet: no usable kubeconfig: while parsing a flow node")
+    assert told.count("\n") == 1
+
+
+def test_an_api_server_that_does_not_answer_is_named_in_one_line(capsys, monkeypatch, tmp_path) -> None:
+    settings = client.Configuration(host="https://127.0.0.1:9")
+    settings.retries = False
+    monkeypatch.setattr(cluster, "_connect", lambda options: (client.ApiClient(settings), "rl"))
+    assert main(["status"]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("rolloutfleet: the API server https://127.0.0.1:9 does not answer: ")
+    assert (told.count("\n"), len(told) < 250) == (1, True)
 
 
 def test_help_shows_examples_and_version_the_release(capsys) -> None:

@@ -284,7 +284,7 @@ async def sent(world):
     return world
 
 
-LATE = {"member": "demo-1-0-1", "engine": 1, "state": "Serving", "version": 0}
+LATE = {"member": "demo-1-0-1", "engine": 1, "state": "Late", "version": 0}
 
 
 @pytest.mark.scenario("F62")
@@ -316,6 +316,24 @@ async def test_an_engine_that_a_peer_can_help_is_left_to_it_for_a_while(sent):
     assert 0 < result.retry_after <= 60
     condition = sent.condition("WeightsCurrent")
     condition["lastTransitionTime"] = "2026-01-02T03:00:00Z"
+    await sent.settle()
+    assert sent.jobs() == ["demo-checkpoint-1", "demo-repair-1"]
+
+
+async def test_stale_engines_take_their_turn_at_borrowing_unless_nobody_is_left_who_lends(sent):
+    stale = [{"member": f"demo-{n}-0-0", "engine": n, "state": "Stale", "version": 0} for n in range(2)]
+    sent.report(version=1, admitted=1, behind=stale[:1])
+    await sent.settle()
+    sent.condition("WeightsCurrent")["lastTransitionTime"] = "2026-01-02T03:00:00Z"
+    await sent.settle()
+    assert sent.jobs() == ["demo-checkpoint-1"]
+    sent.report(version=1, admitted=0, behind=stale)
+    await sent.settle()
+    assert sent.jobs() == ["demo-checkpoint-1", "demo-repair-1"]
+
+
+async def test_an_engine_whose_time_is_over_gets_the_checkpoint_again_like_a_late_one(sent):
+    sent.report(version=1, admitted=0, behind=[LATE | {"state": "Overdue"}])
     await sent.settle()
     assert sent.jobs() == ["demo-checkpoint-1", "demo-repair-1"]
 

@@ -121,6 +121,21 @@ def test_a_wish_is_obeyed_once(judge, failing):
     assert (revived.revived, again.retired) == ("monday", (0,))
 
 
+def test_a_wish_that_names_engines_revives_these_and_leaves_the_others_retired(judge, failing):
+    retired = judge(NOTHING, failing(6), failing(6, 1), failing(6, 2))
+    assert retired.retired == (0, 1, 2)
+    one = judge(retired, at=5, revive="1@monday")
+    assert (one.retired, one.revived) == ((0, 2), "1@monday")
+    assert judge(one, at=10, revive="1@monday").retired == (0, 2)
+    assert judge(one, at=10, revive="monday").retired == ()
+
+
+def test_only_a_wish_for_all_engines_has_avoided_nodes_used_again(judge, failing, make_pod):
+    avoided = judge(NOTHING, failing(3), make_pod(1, ready=True, node="node-2"))
+    assert judge(avoided, at=5, revive="0@monday").quarantined_nodes == avoided.quarantined_nodes
+    assert judge(avoided, at=5, revive="monday").quarantined_nodes == ()
+
+
 def test_a_node_is_avoided_when_engines_fail_there_and_serve_elsewhere(judge, failing, make_pod):
     serving = make_pod(1, ready=True, node="node-2")
     status = judge(NOTHING, failing(3), serving)

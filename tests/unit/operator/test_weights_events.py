@@ -2,7 +2,7 @@
 
 from rolloutfleet_operator.api.fleetstatus import Weights
 from rolloutfleet_operator.api.history import AttemptSummary, Laggard
-from rolloutfleet_operator.api.weightsync import LastRefit, WeightSyncStatus
+from rolloutfleet_operator.api.weightsync import LastRefit, MemberCounts, WeightSyncStatus
 from rolloutfleet_operator.status.weights import fold_weights, weights_events
 
 
@@ -49,7 +49,7 @@ def test_a_refit_that_went_on_without_engines_names_them():
 
 
 def test_engines_that_become_late_or_dirty_are_told_together_and_once():
-    late = [Laggard(member=f"f-{n}-0-1", engine=n, state="Serving", message="holds version 0") for n in range(6)]
+    late = [Laggard(member=f"f-{n}-0-1", engine=n, state="Late", message="holds version 0") for n in range(6)]
     dirty = Laggard(member="f-9-0-0", engine=9, state="Dirty", message="part of version 8")
     before, after = Weights(version=7), Weights(version=7, behind=(*late, dirty))
     events = weights_events(before, after)
@@ -61,10 +61,33 @@ def test_engines_that_become_late_or_dirty_are_told_together_and_once():
 
 
 def test_engines_that_start_with_the_fleet_or_are_stale_by_leave_are_not_told():
-    late = Laggard(member="f-0-0-0", engine=0, state="Serving", message="not admitted yet")
+    late = Laggard(member="f-0-0-0", engine=0, state="Late", message="not admitted yet")
     assert reasons(Weights(), Weights(version=0, behind=(late,))) == []
     stale = late.model_copy(update={"state": "Stale"})
     assert reasons(Weights(version=7), Weights(version=7, behind=(stale,))) == []
+
+
+def test_an_engine_that_was_seen_starting_is_told_as_late_once_it_is_up_and_a_stale_one_never():
+    engine = Laggard(member="f-0-0-1", engine=0, state="Starting")
+    up = engine.model_copy(update={"state": "Late"})
+    assert reasons(Weights(version=7, behind=(engine,)), Weights(version=7, behind=(up,))) == ["EngineLate"]
+    for before in ("Silent", "Dirty", "Receiving", "Stale"):
+        was = engine.model_copy(update={"state": before})
+        assert reasons(Weights(version=7, behind=(was,)), Weights(version=7, behind=(up,))) == []
+
+
+def test_an_engine_whose_time_is_over_is_told_by_name_as_a_warning():
+    stale = Laggard(member="f-0-0-0", engine=0, state="Stale", version=6)
+    overdue = stale.model_copy(update={"state": "Overdue", "message": "Stale: holds version 6"})
+    (event,) = weights_events(Weights(version=7, behind=(stale,)), Weights(version=7, behind=(overdue,)))
+    assert (event.warning, event.reason) == (True, "EngineOverdue")
+    assert event.message == "f-0-0-0 may not serve an older version any longer: Stale: holds version 6"
+
+
+def test_a_fleet_s_status_counts_those_that_serve_an_older_version_by_leave():
+    report = WeightSyncStatus(version=7, members=MemberCounts(total=4, admitted=1, stale=2))
+    weights = fold_weights(None, [report], report)
+    assert (weights.skew, weights.stale) == (3, 2)
 
 
 def test_a_fleet_s_status_names_the_engines_behind_of_its_active_weightsync():
