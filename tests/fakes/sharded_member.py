@@ -16,6 +16,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from rolloutfleet.layout.blocks import Block
 from rolloutfleet.sources import NamedTensors
+from rolloutfleet.sources.merging import merge_manifests
 
 Tensors = dict[str, torch.Tensor]
 
@@ -42,6 +43,12 @@ def fsdp_of_bfloat16_on_the_second_dimension(ranks: int) -> Tensors:
     model = torch.nn.Sequential(torch.nn.Linear(12, 7, bias=False), torch.nn.Linear(6, 11, bias=False)).bfloat16()
     fully_shard(model, shard_placement_fn=lambda parameter: Shard(parameter.dim() - 1))
     return dict(model.named_parameters())
+
+
+def fsdp_in_another_order_on_every_rank(ranks: int) -> Tensors:
+    named = list(fsdp(ranks).items())
+    first = dist.get_rank() * 2
+    return dict(reversed(named[first:] + named[:first]))
 
 
 def hsdp(ranks: int) -> Tensors:
@@ -88,6 +95,7 @@ CASES: dict[str, Callable[[int], Tensors]] = {
     for case in (
         fsdp,
         fsdp_of_bfloat16_on_the_second_dimension,
+        fsdp_in_another_order_on_every_rank,
         hsdp,
         fsdp_over_tensor_parallel,
         uneven_placements,
@@ -120,11 +128,15 @@ def main(case: str, rank: int, ranks: int, folder: Path) -> None:
     torch.manual_seed(5)
     tensors = CASES[case](ranks)
     source = NamedTensors(tensors, sharded=True)
-    manifest = source.manifest()
+    manifests = [source.manifest()] * ranks
+    dist.all_gather_object(manifests, manifests[rank])
+    manifest = merge_manifests(manifests)
     source.bind(manifest)
     holdings = source.holdings(rank, ranks)
     holdings.check(manifest)
-    wholes = [tensor.full_tensor() if isinstance(tensor, DTensor) else tensor for tensor in tensors.values()]
+    # Every rank gathers in the manifest's order: torch's own gathering waits for ever otherwise.
+    named = [tensors[spec.name] for spec in manifest.tensors]
+    wholes = [tensor.full_tensor() if isinstance(tensor, DTensor) else tensor for tensor in named]
     assert [spec.shape for spec in manifest.tensors] == [tuple(whole.shape) for whole in wholes]
     for piece in holdings.pieces:
         check_piece(source, piece.source, piece.block, wholes[piece.source].detach())

@@ -344,6 +344,10 @@ class Fence:
         """The live weights are about to be overwritten by a peer's, or these to arrive beside them."""
         self._require_staying("borrow")
         self._require_lacking("borrow", version)
+        if version < (self.admitted or 0):
+            raise ProblemError(
+                ProblemCode.STALE_VERSION, f"borrow version {version}: the fleet has committed version {self.admitted}"
+            )
         self._require("borrow", {WorkerState.SERVING} if staged else {WorkerState.PAUSED, WorkerState.DIRTY})
         self._require_not_lending("borrow")
         self._require_nothing_beside("borrow")

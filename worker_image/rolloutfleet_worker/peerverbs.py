@@ -135,7 +135,7 @@ class PeerVerbs(AdapterVerbs):
         mine = _shape_of_all(shapes)
         if mine != call.shape:
             raise self._problem(
-                ProblemCode.WRONG_STATE,
+                ProblemCode.MANIFEST_MISMATCH,
                 f"the lender's weights have shape {call.shape[:12]}, this engine's {mine[:12]}: names, types or shapes "
                 "of live tensors differ, so weights can only come from the trainer",
             )

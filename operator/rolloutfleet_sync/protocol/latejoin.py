@@ -254,8 +254,8 @@ def note_loan_failure(draft: Draft, borrower: str, verb: Verb, problem: Problem,
     if verb is Verb.BORROW and refused and problem.code is ProblemCode.NO_ROOM:
         _end_without_room(draft, borrower, loan)
         return
-    if verb is Verb.BORROW and refused and problem.code is ProblemCode.WRONG_STATE:
-        # It compares shapes before anything else: the same two would end up here again, at the price of a digest of all weights each.
+    if verb is Verb.BORROW and refused and problem.code is ProblemCode.MANIFEST_MISMATCH:
+        # Shapes do not change: the same two would end up here again, at the price of a digest of all weights each.
         _change_loan(draft, borrower, replace(loan, misfits=loan.misfits | {loan.donor_instance}))
     involved = [] if verb is Verb.LEND and refused else [loan.donor]
     if verb is Verb.BORROW and not refused:

@@ -59,6 +59,15 @@ def test_an_fsdp_team_holds_every_element_once_without_gathering(case: str, rank
     assert set.union(*copies(*team(case, ranks, tmp_path)).values()) == {1}
 
 
+@pytest.mark.scenario("F55")
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_that_name_their_tensors_in_different_orders_agree_and_wait_for_nobody(
+    ranks: int, tmp_path: Path
+) -> None:
+    manifest, held = team("fsdp_in_another_order_on_every_rank", ranks, tmp_path)
+    assert set.union(*copies(manifest, held).values()) == {1}
+
+
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_uneven_parts_are_held_once_and_replicas_by_every_rank(ranks: int, tmp_path: Path) -> None:
     numbers = copies(*team("uneven_placements", ranks, tmp_path))

@@ -165,6 +165,14 @@ def test_a_version_that_is_held_is_not_received_again():
     assert committed.receive_begins(2).state is WorkerState.RECEIVING
 
 
+@pytest.mark.parametrize("staged", [False, True], ids=["in place", "staged"])
+def test_a_borrow_that_the_network_kept_back_is_refused_once_the_fleet_has_gone_on(staged: bool):
+    engine = serving().admit(2) if staged else serving().admit(2).paused()
+    with pytest.raises(ProblemError, match="borrow version 1: the fleet has committed version 2"):
+        engine.borrow_begins(1, staged=staged)
+    assert engine.borrow_begins(2, staged=staged).version_in_flight == 2
+
+
 def test_a_held_engine_is_whole_and_refuses_until_a_commit_or_another_word() -> None:
     serving = Fence(identity=IDENTITY).started().admit(3).hold("the refit of version 4 failed")
     assert serving.whole
