@@ -1,6 +1,12 @@
 """Which of this machine's addresses a peer can reach."""
 
+import fcntl
 import socket
+import struct
+from typing import Final
+
+_SIOCGIFADDR: Final = 0x8915
+"""Linux: the IPv4 address of an interface, as netdevice(7) has it."""
 
 
 def split_host_port(address: str, default_port: int) -> tuple[str, int]:
@@ -18,6 +24,19 @@ def local_address_towards(host: str, port: int) -> str:
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(address)
         return str(probe.getsockname()[0])
+
+
+def interface_of(address: str) -> str:
+    """The name of the network interface whose IPv4 address this is; empty where none has it, as for any IPv6 address."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()))
+            except OSError:
+                continue  # an interface without an IPv4 address
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    return ""
 
 
 def hold_listening_socket(address: str, port: int = 0) -> socket.socket:

@@ -36,6 +36,7 @@ async def test_two_refits_in_a_row_keep_the_group_and_the_checked_manifest(fleet
         assert worker.engine.serves
 
 
+@pytest.mark.row("B05")
 @pytest.mark.scenario("F13")
 async def test_ranks_are_a_permutation_with_the_trainer_first(start_fleet: Any, http: aiohttp.ClientSession):
     fleet = await start_fleet(engines=3, ranks=2)

@@ -7,6 +7,7 @@ import secrets
 import signal
 import time
 from collections.abc import Mapping, Sequence
+from ipaddress import ip_address
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -17,6 +18,7 @@ from rolloutfleet.contract.environment import communication_environment
 from rolloutfleet.contract.problems import ProblemError
 from rolloutfleet.contract.worker import WorkerState
 from rolloutfleet.locality import locality
+from rolloutfleet.routing import interface_of
 from rolloutfleet_worker.adapter_files import ENV_ADAPTERS, private_folder
 from rolloutfleet_worker.control import make_application
 from rolloutfleet_worker.draining import drain
@@ -36,6 +38,7 @@ HEALTH_DEADLINE_SECONDS = 20.0
 UNANSWERED_SECONDS = 60.0
 """Without an answer from the engine's loop for this long, outside a transfer, the engine counts as dead."""
 STOP_GRACE_SECONDS = 10.0
+NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"
 
 
 class Launcher:
@@ -67,7 +70,13 @@ class Launcher:
         ranks = Ranks(settings.ranks, lambda rank: self._declare_dead(f"the process of local rank {rank} ended"))
         await ranks.listen(socket_path)
         self._catch_signals()
-        process = await EngineProcess.start(self._arguments, self._child_environment(socket_path, adapters))
+        process = await EngineProcess.start(
+            self._arguments,
+            {
+                **self._child_environment(socket_path, adapters),
+                **own_interface(settings.address, self._environment),
+            },
+        )
         async with aiohttp.ClientSession() as session:
             engine = EngineClient(session, settings.generation_port, self._secret)
             fence = Fence(identity=settings.identity, await_first_refit=settings.await_first_refit)
@@ -157,3 +166,14 @@ class Launcher:
             ENV_ENGINE_SECRET: self._secret,
             ENV_ENGINE_NAME: self._settings.identity.pod_name,
         }
+
+
+def own_interface(address: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """Has NCCL listen where the pod's own address is: left to itself it takes the first interface that it finds, which may be a bridge.
+
+    Nothing for an address that is not an interface's (IPv6, loopback), or where the pod's environment names one.
+    """
+    if NCCL_INTERFACE in environment or ip_address(address).is_loopback:
+        return {}
+    name = interface_of(address)
+    return {NCCL_INTERFACE: f"={name}"} if name else {}

@@ -199,6 +199,7 @@ def test_an_abort_waits_for_calls_that_are_being_queued(watched: Watched) -> Non
     assert library.calls == ["abort"]
 
 
+@pytest.mark.scenario("F35")
 @pytest.mark.usefixtures("_no_gpu")
 def test_an_error_that_nccl_reports_later_is_raised(watched: Watched) -> None:
     library = StandInLibrary()

@@ -77,6 +77,7 @@ def life(runtime, cluster):
     return Life(runtime, cluster)
 
 
+@pytest.mark.row("A-U10")
 async def test_an_engine_beyond_its_budget_is_retired_named_and_left_out_until_it_is_revived(life, cluster, make_body):
     body = cluster.put(make_body(replicas=3))
     await life.settle()

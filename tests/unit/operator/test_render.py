@@ -129,6 +129,20 @@ def test_engines_that_take_adapters_have_room_for_two_versions_of_each(render, l
 
 
 @pytest.mark.row("A14")
+@pytest.mark.scenario("F35")
+def test_the_adapters_and_the_interface_of_an_overlay_network_can_be_given(render):
+    own = [{"name": "NCCL_IB_HCA", "value": "=mlx5_0:1"}, {"name": "NCCL_SOCKET_IFNAME", "value": "=net1"}]
+    given = environment(render(engine={"env": own}))
+    assert (given["NCCL_IB_HCA"], given["NCCL_SOCKET_IFNAME"]) == ("=mlx5_0:1", "=net1")
+
+
+@pytest.mark.row("A-U10")
+def test_an_engine_that_three_probes_do_not_hear_is_started_again_and_one_that_says_no_gets_no_traffic(render):
+    alive, ready = (container(render())[probe] for probe in ("livenessProbe", "readinessProbe"))
+    assert (alive["failureThreshold"], ready["failureThreshold"]) == (3, 1)
+    assert alive["httpGet"]["path"] != ready["httpGet"]["path"]
+
+
 def test_every_pod_carries_the_same_environment_but_for_its_engine(render):
     fields = {"engine": {"env": [{"name": "NCCL_DEBUG", "value": "INFO"}]}}
     first, second = environment(render(0, **fields)), environment(render(1, 4, **fields))

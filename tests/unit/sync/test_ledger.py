@@ -74,6 +74,13 @@ def test_variables_of_a_group_do_not_matter_where_memory_is_shared():
     assert find_environment_mismatch(*lines, opened(), Wire.MEMORY) is None
 
 
+@pytest.mark.scenario("F35")
+@pytest.mark.parametrize("name", ["NCCL_IB_HCA", "NCCL_SOCKET_IFNAME"])
+def test_the_devices_of_a_host_may_have_other_names_than_those_of_another(name: str):
+    environments = ({name: "=mlx5_0:1"}, {name: "=mlx5_4:1"})
+    assert find_environment_mismatch(*ledger(*environments, nccl=("2.28", "2.28")), opened(), Wire.NCCL) is None
+
+
 def test_nccl_versions_must_be_equal_over_nccl():
     lines = ledger({}, {}, nccl=("2.28", "2.28"))
     assert find_environment_mismatch(*lines, opened(), Wire.NCCL) is None

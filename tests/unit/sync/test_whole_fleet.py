@@ -158,6 +158,7 @@ def test_an_error_on_one_engine_ends_neither_sync_job_nor_session_and_the_engine
     assert versions_served(sim) == {(3, sim.published[3])}
 
 
+@pytest.mark.row("A-U10")
 @pytest.mark.parametrize("fate", ["restarted", "replaced"])
 def test_a_dead_engine_is_not_well_again_before_it_holds_the_fleets_version(fate: str):
     sim = fleet(1)
