@@ -76,15 +76,24 @@ class PodParty:
             self.signal(signal.SIGKILL)
 
     def _find(self, title: str) -> int:
+        found = self._search(title)
+        if found is None:
+            self._pods()
+            found = self._search(title)
+        if found is None:
+            raise ProcessLookupError(f"no process {title or self._word} in pods {self._where}")
+        return found
+
+    def _search(self, title: str) -> int | None:
+        """The process with the lowest number, in the pods that are known."""
         for pid in sorted(int(path.name) for path in Path("/proc").glob("[0-9]*")):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 groups = Path(f"/proc/{pid}/cgroup").read_text().replace("_", "-")
-                if not any(uid in groups for uid in self._uids):
-                    continue
                 command = Path(f"/proc/{pid}/cmdline").read_bytes()
-                if _RANK.search(command) if title else self._word.encode() in command:
+                ours = _RANK.search(command) if title else self._word.encode() in command
+                if ours and any(uid in groups for uid in self._uids):
                     return pid
-        raise ProcessLookupError(f"no process {title or self._word} in pods {self._where}")
+        return None
 
     def _pods(self) -> list[dict[str, Any]]:
         found = self._cluster.get_items("pods", *self._where)
