@@ -257,6 +257,7 @@ def test_endpoints_are_those_of_ready_engines(setup: ServedFleet, fleet: rollout
 @pytest.mark.row("A41")
 @pytest.mark.row("A42")
 @pytest.mark.row("A53")
+@pytest.mark.row("B52")
 def test_a_cache_counts_as_reset_only_when_every_engine_said_true(
     setup: ServedFleet, fleet: rolloutfleet.Fleet
 ) -> None:

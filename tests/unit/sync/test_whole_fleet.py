@@ -214,3 +214,18 @@ def test_the_group_of_a_trainer_that_died_is_torn_down_before_the_next_trainers_
         names = [name for name, _ in told]
         assert "Abort" in names[names.index("Join") + 1 : len(names) - names[::-1].index("Join") - 1]
         assert engine.fence.state is WorkerState.SERVING
+
+
+@pytest.mark.row("B53")
+def test_a_group_that_a_closed_session_leaves_is_ended_on_every_engine_however_late_it_answers():
+    sim = fleet(2)
+    late = sim.workers[1]
+    sim.cut.add(late.name)
+    sim.apply(events.SessionClosed("s1"))
+    rest(sim)
+    assert not sim.workers[0].fence.joined
+    assert late.fence.joined, "it has heard of nothing yet"
+    sim.cut.clear()
+    rest(sim)
+    assert not late.fence.joined
+    assert all(engine.serves for engine in sim.workers.values())

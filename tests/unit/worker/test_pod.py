@@ -41,6 +41,7 @@ async def test_a_pause_within_its_deadline_stays_ready(pod):
     assert await pod.ready() == (True, "")
 
 
+@pytest.mark.row("B51")
 @pytest.mark.scenario("F45")
 async def test_a_rank_that_fails_half_way_makes_the_pod_dirty_and_not_ready(pod):
     await pod.paused_and_joined()
