@@ -163,20 +163,7 @@ class Campaign:
 
     def say_summary(self) -> None:
         """The table by fault, party and phase."""
-        groups: dict[tuple[str, str, str], list[Outcome]] = defaultdict(list)
-        for outcome in self.outcomes:
-            groups[outcome.kind, outcome.who, outcome.hit].append(outcome)
-        lines = [
-            "| fault | party | met in | runs | bad | ends | seconds to serving again: median, most |",
-            "|---" * 7 + "|",
-        ]
-        for (kind, who, hit), group in sorted(groups.items()):
-            served = sorted(each.seconds_to_serving for each in group if each.seconds_to_serving is not None)
-            ends = ", ".join(sorted({each.end or "none" for each in group}))
-            times = f"{median(served):.2f}, {served[-1]:.2f}" if served else "-"
-            bad = sum(1 for each in group if each.bad)
-            lines.append(f"| {kind} | {who} | {hit} | {len(group)} | {bad} | {ends} | {times} |")
-        sys.stdout.write("\n".join(lines) + "\n")
+        sys.stdout.write(table_of(self.outcomes))
         for name, value in self._figures().items():
             say(f"chaos: {name} = {value:g}")
         say(f"chaos: seed {self._seed}")
@@ -212,6 +199,7 @@ class Campaign:
         record.runs += [{"engines": "vLLM", **each.as_run()} for each in (*self.vllm, *self.cluster)]
         record.figures = dict(self._figures())
         record.write()
+        (self._output / f"{name}.md").write_text(table_of(self.outcomes))
         bars = self._bars()
         if bars:
             (self._output / f"{name}.svg").write_text(draw_bars("Fault to serving the new version, median", "s", bars))
@@ -222,6 +210,24 @@ class Campaign:
             if outcome.seconds_to_serving is not None:
                 groups[f"{outcome.kind}: {outcome.who}"].append(outcome.seconds_to_serving)
         return [Bar(label, median(values), ours=label.startswith("kill")) for label, values in sorted(groups.items())]
+
+
+def table_of(outcomes: Iterable[Outcome]) -> str:
+    """What came of each fault in each party and phase, as a table in Markdown."""
+    groups: dict[tuple[str, str, str], list[Outcome]] = defaultdict(list)
+    for outcome in outcomes:
+        groups[outcome.kind, outcome.who, outcome.hit].append(outcome)
+    lines = [
+        "| fault | party | met in | runs | bad | ends | seconds to serving again: median, most |",
+        "|---" * 7 + "|",
+    ]
+    for (kind, who, hit), group in sorted(groups.items()):
+        served = sorted(each.seconds_to_serving for each in group if each.seconds_to_serving is not None)
+        ends = ", ".join(sorted({each.end or "none" for each in group}))
+        times = f"{median(served):.2f}, {served[-1]:.2f}" if served else "-"
+        bad = sum(1 for each in group if each.bad)
+        lines.append(f"| {kind} | {who} | {hit} | {len(group)} | {bad} | {ends} | {times} |")
+    return "\n".join(lines) + "\n"
 
 
 def _warmed(fleet: AnyFleet) -> AnyFleet:
