@@ -35,13 +35,14 @@ def median(values: Sequence[float]) -> float:
 
 
 def commit() -> str:
-    """The commit that is measured: BENCHMARK_COMMIT where the checkout came without git, else HEAD, marked when files differ."""
+    """The commit that is measured: BENCHMARK_COMMIT where the checkout came without git, else HEAD, marked when files differ that are no
+    results."""
     if given := os.environ.get("BENCHMARK_COMMIT"):
         return given
     try:
         head, changed = (
             subprocess.run(["git", *words], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
-            for words in (["rev-parse", "HEAD"], ["status", "--porcelain"])
+            for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "--", ".", ":!docs/benchmarks"])
         )
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
