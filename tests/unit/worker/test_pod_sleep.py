@@ -81,7 +81,7 @@ async def test_a_lender_serves_while_it_lends_and_may_be_refitted_again_afterwar
 async def test_a_borrower_of_another_shape_is_refused_before_anything_moves(pod):
     borrow = {"version": 1, "wire": "Gloo", "rendezvous": RENDEZVOUS, "deadlineSeconds": 5, "holdSeconds": 5}
     status, problem = await pod.call("borrow", shape="another", **borrow)
-    assert (status, problem["code"]) == (409, "WrongState")
+    assert (status, problem["code"]) == (422, "ManifestMismatch")
     assert "names, types or shapes of live tensors differ" in problem["message"]
     assert pod.ordered("borrow") == []
 
