@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     way = (options.staging, options.pause) if options.staging is not None else None
     try:
         if options.cluster_runs:
-            campaign.run_cluster(range(options.cluster_runs))
+            campaign.run_cluster(range(options.cluster_runs), options.fault)
         elif options.vllm_run is not None:
             campaign.run_vllm([options.vllm_run])
         elif options.run is not None:

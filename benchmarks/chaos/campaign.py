@@ -89,8 +89,8 @@ class Campaign:
 
         self._run(numbers, start, lambda number: deal(self._seed, number, 2, simple=True), oracle.expected, self.vllm)
 
-    def run_cluster(self, numbers: Iterable[int]) -> None:
-        """Runs in the local cluster: everything is what users have there."""
+    def run_cluster(self, numbers: Iterable[int], cards: Sequence[Card] = ()) -> None:
+        """Runs in the local cluster: everything is what users have there; ``cards`` are the faults, instead of what is dealt."""
         from benchmarks.chaos.tiny import TinyOracle
         from demo.stage import Stage
 
@@ -107,9 +107,10 @@ class Campaign:
             policy = {"pause": "Wait", "staging": ("Never", "Auto")[number // BLOCK % 2]}
             return ClusterFleet(stage, self._next_folder(), kind, policy)
 
-        self._run(
-            numbers, start, lambda number: deal_cluster(self._seed, number, ENGINES), oracle.expected, self.cluster
-        )
+        def fault_of(number: int) -> Fault:
+            return deal_cluster(self._seed, number, ENGINES, cards[number % len(cards)] if cards else None)
+
+        self._run(numbers, start, fault_of, oracle.expected, self.cluster)
 
     def _next_folder(self) -> Path:
         self._fleets += 1

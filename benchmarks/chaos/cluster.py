@@ -21,7 +21,7 @@ from benchmarks.chaos.parties import Party, await_that
 from benchmarks.chaos.standing import Standing, report_of
 from benchmarks.chaos.tiny import PROMPT, TOKENS
 from benchmarks.record import ROOT
-from demo.stage import NAMESPACE, RELEASE_NAMESPACE, Stage
+from demo.stage import NAMESPACE, RELEASE_NAMESPACE, Stage, StageError
 from localcluster import processes
 from rolloutfleet.contract.worker import WorkerReport, WorkerState
 
@@ -217,9 +217,10 @@ class ClusterFleet(Standing):
         """Kernels for CPUs compute from packed copies, which no peer can lend: an engine that starts anew waits for the next refit."""
         self._write_targets()
         pods = self.pods
-        known = {member["podName"] for member in self.view().get("members", [])}
         reports = [pod.report() for pod in pods]
         up = all(report is not None and report.state is WorkerState.SERVING for report in reports)
+        members = self.view().get("members", [])
+        known = {member["podName"] for member in members if member["state"] == WorkerState.SERVING}
         return up and len(pods) == ENGINES and known == {pod.name for pod in pods}
 
     def next_trainer(self) -> None:
@@ -238,7 +239,18 @@ class ClusterFleet(Standing):
         for trainer in (self.trainer, self.spare):
             trainer.close()
         self._load.kill()
+        self._keep_logs()
         self.stage.kubectl("delete", "rolloutfleet", NAME, "-n", NAMESPACE, "--timeout=180s")
+
+    def _keep_logs(self) -> None:
+        """What every pod of the fleet has said, and its container of before, for whoever asks why a run ended badly."""
+        for pod in self.get_items("pods", "-n", NAMESPACE, "-l", f"rolloutfleet.io/fleet={NAME}"):
+            name = pod["metadata"]["name"]
+            for which in ((), ("--previous",)):
+                # There may be no container of before, and the pod may end meanwhile.
+                with contextlib.suppress(StageError):
+                    said = self.stage.kubectl("logs", name, "-n", NAMESPACE, "--all-containers", *which)
+                    (self.folder / f"{name}{''.join(which)}.log").write_text(said)
 
     def _engine_party(self, engine: int) -> PodParty:
         selector = f"rolloutfleet.io/fleet={NAME},rolloutfleet.io/role=leader,rolloutfleet.io/engine={engine}"

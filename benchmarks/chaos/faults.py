@@ -127,15 +127,18 @@ def deal(seed: int, number: int, engines: int, *, simple: bool = False) -> Fault
     return replace(fault, after_seconds=fault.after_seconds * _EARLY) if simple else fault
 
 
-def deal_cluster(seed: int, number: int, engines: int) -> Fault:
-    """The fault of a run in a cluster: kills and halts of whatever is a process there, in phases that last long enough to be met."""
+def deal_cluster(seed: int, number: int, engines: int, card: Card | None = None) -> Fault:
+    """The fault of a run in a cluster: kills and halts of whatever is a process there, in phases that last long enough to be met.
+
+    ``card`` is the fault instead of what is dealt.
+    """
     parties = (Who.TRAINER, Who.RANK, Who.LAUNCHER, Who.SYNC, Who.OPERATOR)
     phases = (Phase.READY, Phase.FORMING, Phase.PREPARING, Phase.TRANSFERRING, Phase.COMMITTING)
     cards = [(Kind.KILL, who, phase) for who in parties for phase in phases]
     cards += [(Kind.STOP, who, Phase.TRANSFERRING) for who in parties]
     cards += [(Kind.SILENCE, Who.API, phase) for phase in phases]
     random.Random(f"cluster {seed} {number // len(cards)}").shuffle(cards)
-    fault = draw_fault(seed, number, cards[number % len(cards)], engines)
+    fault = draw_fault(seed, number, card or cards[number % len(cards)], engines)
     return replace(fault, after_seconds=fault.after_seconds * _EARLY)
 
 
