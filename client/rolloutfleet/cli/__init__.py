@@ -6,13 +6,17 @@ from datetime import UTC, datetime
 
 from rolloutfleet.cli.arguments import Options, parse
 from rolloutfleet.cli.failure import Failure
+from rolloutfleet.cli.installed import find_command
 from rolloutfleet.cli.mending_arguments import ReleaseOptions, ReviveOptions
 from rolloutfleet.cli.refit_arguments import RefitOptions
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; the exit status is 0, 1 when it failed with a message on stderr, 2 for wrong arguments; ``refit`` has some more."""
-    options = parse(sys.argv[1:] if argv is None else argv)
+    given = list(sys.argv[1:] if argv is None else argv)
+    if given and (command := find_command(given[0])):
+        return command(given[1:])
+    options = parse(given)
     if isinstance(options, RefitOptions):
         from rolloutfleet.cli.refitting import refit_from_checkpoint
 

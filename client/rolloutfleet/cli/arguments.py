@@ -30,6 +30,7 @@ examples:
   rolloutfleet refit-history quickstart --plot refits.svg
   rolloutfleet release quickstart         let engines serve that are held since a refit failed
   rolloutfleet revive quickstart 1        another chance for a retired engine
+  rolloutfleet plan -f fleet.yaml --nodes nodes.yaml   where engines would go; comes with the operator's distribution
   kubectl rolloutfleet status -n rl       the same command, called by kubectl
 """
 

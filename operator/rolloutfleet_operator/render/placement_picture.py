@@ -1,0 +1,92 @@
+"""A plan as an SVG: each rack a box, each node a row, each GPU a square in its engine's colour."""
+
+from html import escape
+
+from rolloutfleet_operator.plan.placement.result import Plan
+from rolloutfleet_operator.render.cells import Box, Cell, Use, draw_boxes
+
+_SQUARE, _GAP, _ROW, _PAD, _NAME = 12, 2, 17, 12, 7
+_FONT = "font-family='system-ui, sans-serif'"
+_FILLS = {Use.FREE: "#ffffff", Use.OTHER: "#cbd2d9", Use.CLOSED: "#7b8794"}
+_ENGINES = (
+    "#c2410c",
+    "#1d4ed8",
+    "#15803d",
+    "#a21caf",
+    "#b45309",
+    "#0e7490",
+    "#be123c",
+    "#4d7c0f",
+    "#6d28d9",
+    "#0f766e",
+)
+_WIDTH = 1000
+
+
+def render_picture(plan: Plan) -> str:
+    """An SVG document; every square says what it is."""
+    boxes = draw_boxes(plan)
+    fleets = {fleet.request.fleet: index for index, fleet in enumerate(plan.fleets)}
+    parts: list[str] = []
+    left, top, tallest = _PAD, _PAD + 44, 0
+    for box in boxes:
+        wide, high = _size(box)
+        if left > _PAD and left + wide + _PAD > _WIDTH:
+            left, top, tallest = _PAD, top + tallest + _PAD, 0
+        parts += _draw(box, left, top, wide, high, fleets)
+        left, tallest = left + wide + _PAD, max(tallest, high)
+    height = top + tallest + _PAD
+    width = max([_WIDTH, *(_size(box)[0] + 2 * _PAD for box in boxes)])
+    placed = sum(len(fleet.engines) for fleet in plan.fleets)
+    wanted = sum(fleet.request.replicas for fleet in plan.fleets)
+    title = f"{placed} of {wanted} engines placed"
+    legend = "squares are GPUs: a colour for each engine, white free, light grey other pods, dark grey on closed nodes"
+    return "\n".join(
+        [
+            f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {width} {height}' role='img'>",
+            f"<title>{escape(title)}</title>",
+            f"<rect width='{width}' height='{height}' fill='#ffffff'/>",
+            f"<text x='{_PAD}' y='24' {_FONT} font-size='16' font-weight='600' fill='#1f2933'>{escape(title)}</text>",
+            f"<text x='{_PAD}' y='42' {_FONT} font-size='11' fill='#52606d'>{escape(legend)}</text>",
+            *parts,
+            "</svg>",
+            "",
+        ]
+    )
+
+
+def _size(box: Box) -> tuple[int, int]:
+    names = max((len(name) for name, _ in box.nodes), default=0) * _NAME
+    cells = max((len(cells) for _, cells in box.nodes), default=0) * (_SQUARE + _GAP)
+    return max(names + cells + 3 * _PAD, len(box.title) * _NAME + 2 * _PAD), 28 + _ROW * len(box.nodes) + 6
+
+
+def _draw(box: Box, left: int, top: int, wide: int, high: int, fleets: dict[str, int]) -> list[str]:
+    names = max((len(name) for name, _ in box.nodes), default=0) * _NAME
+    parts = [
+        f"<rect x='{left}' y='{top}' width='{wide}' height='{high}' rx='6' fill='#f5f7fa' stroke='#9aa5b1'/>",
+        f"<text x='{left + _PAD}' y='{top + 18}' {_FONT} font-size='12' font-weight='600' fill='#1f2933'>{escape(box.title)}</text>",
+    ]
+    for row, (name, cells) in enumerate(box.nodes):
+        y = top + 28 + row * _ROW
+        parts.append(
+            f"<text x='{left + _PAD}' y='{y + 10}' {_FONT} font-size='11' fill='#1f2933'>{escape(name)}</text>"
+        )
+        for column, cell in enumerate(cells):
+            x = left + 2 * _PAD + names + column * (_SQUARE + _GAP)
+            parts.append(
+                f"<rect x='{x}' y='{y}' width='{_SQUARE}' height='{_SQUARE}' rx='2' fill='{_fill(cell, fleets)}' stroke='#9aa5b1'>"
+                f"<title>{escape(_words(name, cell))}</title></rect>"
+            )
+    return parts
+
+
+def _fill(cell: Cell, fleets: dict[str, int]) -> str:
+    if cell.use is not Use.ENGINE:
+        return _FILLS[cell.use]
+    # Neighbouring engines get colours that differ, and so do those of two fleets.
+    return _ENGINES[(cell.engine + 3 * fleets[cell.fleet]) % len(_ENGINES)]
+
+
+def _words(node: str, cell: Cell) -> str:
+    return f"{node}: {cell.fleet} engine {cell.engine}" if cell.use is Use.ENGINE else f"{node}: {cell.use.value}"
