@@ -51,18 +51,37 @@ def free_ports() -> tuple[int, int]:
 
 
 class Launched:
-    """A launcher and the vLLM below it."""
+    """A launcher and the vLLM below it: one pod."""
 
     def __init__(
-        self, folder: Path, arguments: Sequence[str], *, engine: int = 0, ranks: int = 1, grace_seconds: int = 0
+        self,
+        folder: Path,
+        arguments: Sequence[str],
+        *,
+        engine: int = 0,
+        ranks: int = 1,
+        grace_seconds: int = 0,
+        pods: int = 1,
+        leader: "Launched | None" = None,
+        pod_rank: int = 0,
     ) -> None:
-        self.name = f"host-{engine}-0-0"
+        self.name = f"host-{engine}-{pod_rank}-0"
         self.engine = engine
         self.ranks = ranks
         self.generation_port, self.control_port = free_ports()
-        self.log = folder / f"engine-{engine}.log"
-        self.termination_log = folder / f"termination-{engine}"
+        suffix = f"-{pod_rank}" if pod_rank else ""
+        self.log = folder / f"engine-{engine}{suffix}.log"
+        self.termination_log = folder / f"termination-{engine}{suffix}"
         self.termination_log.touch()
+        several = {}
+        if pods > 1:
+            several = {
+                "ROLLOUTFLEET_PODS": str(pods),
+                "ROLLOUTFLEET_POD_RANK": str(pod_rank),
+                "ROLLOUTFLEET_ENGINE_PORT": str(free_ports()[0]),
+            }
+        if leader is not None:
+            several["ROLLOUTFLEET_LEADER"] = f"127.0.0.1:{leader.control_port}"
         (folder / "token").write_text(TOKEN)
         (folder / "home").mkdir(exist_ok=True)
         environment = {
@@ -71,7 +90,7 @@ class Launched:
             "ROLLOUTFLEET_FLEET": "host",
             "ROLLOUTFLEET_FLEET_UID": "fleet-uid",
             "ROLLOUTFLEET_POD_NAME": self.name,
-            "ROLLOUTFLEET_POD_UID": f"pod-{engine}-uid",
+            "ROLLOUTFLEET_POD_UID": f"pod-{engine}{suffix}-uid",
             "ROLLOUTFLEET_POD_IP": "127.0.0.1",
             "ROLLOUTFLEET_ENGINE": str(engine),
             "ROLLOUTFLEET_RANKS": str(ranks),
@@ -81,7 +100,8 @@ class Launched:
             "ROLLOUTFLEET_RUNTIME_DIRECTORY": str(folder / "run"),
             "ROLLOUTFLEET_TERMINATION_LOG": str(self.termination_log),
             "ROLLOUTFLEET_GRACE_SECONDS": str(grace_seconds),
-            "PYTHONPATH": str(REPOSITORY),
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH", "")])),
+            **several,
         }
         command = [sys.executable, "-m", "rolloutfleet_worker", "--", *arguments]
         with self.log.open("w") as output:
@@ -192,15 +212,35 @@ class HostFleet:
     """Engines of one model and the sync job that refits them."""
 
     def __init__(
-        self, folder: Path, model: Path, *, engines: int = 1, ranks: int = 1, unpacked: bool = False, lora_rank: int = 0
+        self,
+        folder: Path,
+        model: Path,
+        *,
+        engines: int = 1,
+        ranks: int = 1,
+        data: int = 1,
+        pods: int = 1,
+        unpacked: bool = False,
+        lora_rank: int = 0,
     ) -> None:
-        """``unpacked`` keeps CPU linears from packing their weights, as a GPU's do not; ``lora_rank`` lets engines serve adapters."""
+        """
+        Args:
+            folder: for logs and status.
+            model: what the engines load.
+            engines: how many.
+            ranks: of each engine.
+            data: data parallel ranks among them, over which experts are spread.
+            pods: launchers of each engine.
+            unpacked: keeps CPU linears from packing their weights, as a GPU's do not.
+            lora_rank: lets engines serve adapters.
+        """
         self.folder = folder
         self.model = model
         arguments = [
             str(model),
             f"--served-model-name={SERVED_NAME}",
-            f"--tensor-parallel-size={ranks}",
+            f"--tensor-parallel-size={ranks // data}",
+            *([f"--data-parallel-size={data}", "--enable-expert-parallel"] if data > 1 else []),
             "--dtype=float32",
             "--enforce-eager",
             "--max-model-len=256",
@@ -208,7 +248,14 @@ class HostFleet:
             *(["--enable-lora", f"--max-lora-rank={lora_rank}", "--max-loras=4"] if lora_rank else []),
             *(["--worker-extension-cls=tests.engines.unpacked.Unpacked"] if unpacked else []),
         ]
-        self.engines = [Launched(folder, arguments, engine=index, ranks=ranks) for index in range(engines)]
+        self.engines = [Launched(folder, arguments, engine=index, ranks=ranks, pods=pods) for index in range(engines)]
+        self.followers = [
+            Launched(
+                folder, arguments, engine=leader.engine, ranks=ranks, pods=pods, leader=leader, pod_rank=pod_rank
+            )
+            for leader in self.engines
+            for pod_rank in range(1, pods)
+        ]
         roster = {
             "fleet": "host",
             "fleetUid": "fleet-uid",
@@ -261,7 +308,7 @@ class HostFleet:
 
     def close(self) -> None:
         with contextlib.ExitStack() as stack:
-            for engine in self.engines:
+            for engine in (*self.engines, *self.followers):
                 stack.callback(engine.stop)
             stack.callback(self.stop_sync)
 

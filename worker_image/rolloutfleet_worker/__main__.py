@@ -1,4 +1,4 @@
-"""Start one engine of a fleet.
+"""Start one engine of a fleet, or one pod's part of it.
 
 The operator renders this command into every engine pod; by hand, with the variables that it sets::
 
@@ -12,6 +12,7 @@ import logging
 import sys
 from collections.abc import Sequence
 
+from rolloutfleet_worker.follower import Follower
 from rolloutfleet_worker.launcher import Launcher
 from rolloutfleet_worker.settings import SettingsError, find_termination_log, read_settings
 
@@ -32,7 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if (log := find_termination_log()) is not None:
             log.write_text(str(error)[:4000])
         parser.exit(2, f"rolloutfleet-worker: {error}\n")
-    return asyncio.run(Launcher(settings, parsed.vllm_arguments).run())
+    role = Follower if settings.pod_rank else Launcher
+    return asyncio.run(role(settings, parsed.vllm_arguments).run())
 
 
 if __name__ == "__main__":

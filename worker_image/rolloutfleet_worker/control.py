@@ -1,7 +1,7 @@
 """The pod's HTTP surface: probes for the kubelet, authenticated control calls for the sync job."""
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from aiohttp import web
@@ -18,8 +18,13 @@ _LARGEST_BODY = 256 * 1024 * 1024
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def make_application(pod: EnginePod, token: str, live: Callable[[], str]) -> web.Application:
-    """The application; ``live`` gives the reason why the engine counts as dead, or an empty string."""
+def make_application(
+    pod: EnginePod, token: str, live: Callable[[], str], further: Iterable[web.RouteDef] = ()
+) -> web.Application:
+    """The application; ``live`` gives the reason why the engine counts as dead, or an empty string.
+
+    ``further`` routes below the API's prefix take the token, too.
+    """
 
     @web.middleware
     async def problems(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -74,6 +79,7 @@ def make_application(pod: EnginePod, token: str, live: Callable[[], str]) -> web
             web.get("/healthz/started", started),
             web.get(worker, report),
             *(web.post(f"{worker}/{route}", verb(model, acts[route])) for route, model in CALLS.items()),
+            *further,
         ]
     )
     return application

@@ -29,7 +29,7 @@ _VALIDATION = re.compile(r"\d+ validation errors? for ")
 
 
 def serve_command(arguments: Sequence[str]) -> list[str]:
-    """The command that serves with stock vLLM, our transfer engine and our middleware."""
+    """The command that serves with stock vLLM, our transfer engine and our middleware, or runs ranks alone with ``--headless``."""
     return [
         sys.executable,
         "-m",
@@ -37,6 +37,8 @@ def serve_command(arguments: Sequence[str]) -> list[str]:
         "serve",
         *arguments,
         f'--weight-transfer-config={{"backend": "{TRANSFER_BACKEND}"}}',
+        # The door is one server's; vLLM would start one for each data parallel rank.
+        *([] if "--headless" in arguments else ["--api-server-count=1"]),
         "--middleware=rolloutfleet_worker.middleware.FleetMiddleware",
         f"--disable-access-log-for-endpoints={ENGINE_PREFIX}health,{ENGINE_PREFIX}fence,/health,/metrics",
     ]

@@ -25,11 +25,14 @@ from rolloutfleet_worker.draining import drain
 from rolloutfleet_worker.engine_client import EngineClient
 from rolloutfleet_worker.engine_process import EngineProcess
 from rolloutfleet_worker.fence import Fence
+from rolloutfleet_worker.follower import hello_of
+from rolloutfleet_worker.followers import Followers
 from rolloutfleet_worker.middleware import ENV_ENGINE_NAME, ENV_ENGINE_SECRET
 from rolloutfleet_worker.plugin import ENV_RANK_SOCKET
 from rolloutfleet_worker.pod import EnginePod
 from rolloutfleet_worker.ranks import Ranks
 from rolloutfleet_worker.settings import Settings
+from rolloutfleet_worker.spreading import HOST_ADDRESS, Start
 
 log = logging.getLogger(__name__)
 
@@ -48,13 +51,14 @@ class Launcher:
         self, settings: Settings, arguments: Sequence[str], environment: Mapping[str, str] = os.environ
     ) -> None:
         self._settings = settings
-        self._arguments = [*arguments, f"--port={settings.generation_port}"]
+        self._arguments = list(arguments)
         self._environment = environment
         self._secret = secrets.token_urlsafe(32)
         self._last_answer = time.monotonic()
         self._dead = ""
         self._came_up = False
         self._stop = asyncio.Event()
+        self._process: EngineProcess | None = None
 
     async def run(self) -> int:
         """The exit code: 0 after a requested stop, 1 when vLLM ended by itself."""
@@ -67,16 +71,10 @@ class Launcher:
 
     async def _run(self, socket_path: Path, adapters: Path) -> int:
         settings = self._settings
-        ranks = Ranks(settings.ranks, lambda rank: self._declare_dead(f"the process of local rank {rank} ended"))
+        ranks = Ranks(settings.ranks, self._declare_dead, settings.pods)
         await ranks.listen(socket_path)
         self._catch_signals()
-        process = await EngineProcess.start(
-            self._arguments,
-            {
-                **self._child_environment(socket_path, adapters),
-                **own_interface(settings.address, self._environment),
-            },
-        )
+        followers = self._followers = self._make_followers(ranks)
         async with aiohttp.ClientSession() as session:
             engine = EngineClient(session, settings.generation_port, self._secret)
             fence = Fence(identity=settings.identity, await_first_refit=settings.await_first_refit)
@@ -86,32 +84,60 @@ class Launcher:
                 ranks,
                 settings.ranks,
                 engine,
-                process.kill,
+                self._kill,
                 communication_environment(self._environment),
                 locality(),
             )
-            runner = web.AppRunner(make_application(self._pod, settings.token, self._why_dead), access_log=None)
+            application = make_application(self._pod, settings.token, self._why_dead, followers.routes())
+            runner = web.AppRunner(application, access_log=None)
             await runner.setup()
             await web.TCPSite(runner, settings.address, settings.control_port, reuse_address=True).start()
-            watching = asyncio.create_task(self._watch_engine(engine, ranks), name="engine-health")
-            exited = asyncio.create_task(process.exited(), name="engine-exit")
             stopping = asyncio.create_task(self._stop.wait(), name="stop")
             try:
-                await asyncio.wait({exited, stopping}, return_when=asyncio.FIRST_COMPLETED)
-                if not exited.done() and not self._dead:
-                    await drain(self._pod, engine, exited, self._settings.grace_seconds - STOP_GRACE_SECONDS)
-                return await self._end(process, exited)
+                if not await self._gather(stopping):
+                    return 0
+                arguments, environment = self._child(socket_path, adapters)
+                process = self._process = await EngineProcess.start(arguments, environment)
+                return await self._serve(process, engine, ranks, stopping)
             finally:
-                watching.cancel()
                 stopping.cancel()
-                await process.stop(STOP_GRACE_SECONDS)
-                await runner.cleanup()
+                await followers.close()
                 await ranks.close()
+                await runner.cleanup()
+
+    async def _gather(self, stopping: "asyncio.Task[bool]") -> bool:
+        """Start the engine's other pods once all are there; False when it is to end before that."""
+        followers = self._followers
+        if followers.absent:
+            log.info("%s", followers.absent)
+        complete = asyncio.create_task(followers.complete.wait(), name="followers")
+        await asyncio.wait({complete, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        complete.cancel()
+        if stopping.done():
+            return False
+        self._pod.locality = followers.locality
+        await followers.start()
+        return True
+
+    async def _serve(
+        self, process: EngineProcess, engine: EngineClient, ranks: Ranks, stopping: "asyncio.Task[bool]"
+    ) -> int:
+        watching = asyncio.create_task(self._watch_engine(engine, ranks), name="engine-health")
+        exited = asyncio.create_task(process.exited(), name="engine-exit")
+        try:
+            await asyncio.wait({exited, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not exited.done() and not self._dead:
+                await drain(self._pod, engine, exited, self._settings.grace_seconds - STOP_GRACE_SECONDS)
+            return await self._end(process, exited)
+        finally:
+            watching.cancel()
+            await process.stop(STOP_GRACE_SECONDS)
 
     async def _end(self, process: EngineProcess, exited: "asyncio.Task[int]") -> int:
         if not exited.done() and not self._dead:
             log.info("asked to stop; vLLM gets %g s", STOP_GRACE_SECONDS)
             return 0
+        elsewhere = await self._followers.last_words() if self._dead else ""
         if not exited.done():
             process.kill()
         code = await exited
@@ -120,7 +146,8 @@ class Launcher:
         words = (
             process.error_since(self._last_answer - HEALTH_PERIOD_SECONDS) if self._came_up else process.last_words()
         )
-        reason = f"{ended}: {words or 'without an error in its output; it may have been killed, for instance for its memory'}"
+        words = words or "without an error in its output; it may have been killed, for instance for its memory"
+        reason = elsewhere or f"{ended}: {words}"
         self._pod.failed(reason)
         log.error("%s", reason)
         if self._settings.termination_log is not None:
@@ -136,6 +163,7 @@ class Launcher:
                 if self._pod.fence.state is WorkerState.STARTING:
                     await self._pod.started()
                     self._came_up = True
+                    await self._followers.tell_up()
                     log.info("engine %d is up", self._settings.engine)
                 await self._pod.reconcile_pause(paused=paused)
             except ProblemError as problem:
@@ -150,22 +178,44 @@ class Launcher:
         return f"the engine's loop has not answered for {silent:.0f} s" if silent > UNANSWERED_SECONDS else ""
 
     def _declare_dead(self, reason: str) -> None:
-        self._dead = reason
+        self._dead = self._dead or reason
         self._pod.failed(reason)
         self._stop.set()
+
+    def _leave(self, reason: str) -> None:
+        log.info("the engine is to end: %s", reason)
+        self._stop.set()
+
+    def _kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
 
     def _catch_signals(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
 
-    def _child_environment(self, socket_path: Path, adapters: Path) -> dict[str, str]:
-        return {
+    def _make_followers(self, ranks: Ranks) -> Followers:
+        settings = self._settings
+        self._start = Start(identity=secrets.token_urlsafe(32), address=settings.address, port=settings.engine_port)
+        mine = hello_of(settings, self._arguments, self._environment)
+        return Followers(mine, self._start, ranks, self._declare_dead, self._leave)
+
+    def _child(self, socket_path: Path, adapters: Path) -> tuple[list[str], dict[str, str]]:
+        """vLLM's arguments, and what it gets beside this process's own environment."""
+        settings = self._settings
+        arguments = [*self._arguments, f"--port={settings.generation_port}"]
+        environment = {
             ENV_ADAPTERS: str(adapters),
             ENV_RANK_SOCKET: str(socket_path),
             ENV_ENGINE_SECRET: self._secret,
-            ENV_ENGINE_NAME: self._settings.identity.pod_name,
+            ENV_ENGINE_NAME: settings.identity.pod_name,
+            **own_interface(settings.address, self._environment),
         }
+        if settings.pods > 1:
+            arguments += self._start.arguments(settings.pods, settings.pod_rank)
+            environment[HOST_ADDRESS] = settings.address
+        return arguments, environment
 
 
 def own_interface(address: str, environment: Mapping[str, str]) -> dict[str, str]:

@@ -73,7 +73,8 @@ class PodBase:
         self._kill = kill
         self._engine_index = engine_index
         self._environment = dict(environment)
-        self._locality = locality or Locality()
+        self.locality = locality or Locality()
+        """What holds for every pod of the engine."""
         self._cache_reset_for = 0
         self._adapters: dict[str, HeldAdapter] = {}
         self._turn = asyncio.Lock()
@@ -117,7 +118,7 @@ class PodBase:
             vllm_version=self._ranks.described("vllm_version")[0] if up else "",
             nccl_version=self._ranks.described("nccl_version")[0] if up else "",
             devices=self._ranks.described("device") if up else (),
-            locality=self._locality,
+            locality=self.locality,
             sleep_level=fence.sleep_level,
             asleep=tuple(sorted(fence.asleep)),
             environment=self._environment,

@@ -1,4 +1,4 @@
-"""The launcher's end of the Unix socket: gathers the control threads of all ranks and gives them orders."""
+"""The launcher's end of its ranks: gathers their control threads, those of the engine's other pods too, and gives them orders."""
 
 import asyncio
 import itertools
@@ -6,7 +6,8 @@ import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from rolloutfleet_worker.wire import Frame, encode, read_frame
+from rolloutfleet_worker.channel import Channel, StreamChannel
+from rolloutfleet_worker.wire import Frame
 
 log = logging.getLogger(__name__)
 
@@ -32,18 +33,20 @@ class RankStuckError(Exception):
 
 
 class _Connection:
-    def __init__(self, rank: int, hello: Frame, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, rank: int, hello: Frame, channel: Channel) -> None:
         self.rank = rank
         self.hello = hello
-        self.writer = writer
+        self.channel = channel
         self.pending: dict[int, asyncio.Future[Frame]] = {}
 
 
 class Ranks:
-    """The connected ranks of this pod."""
+    """The connected ranks of one engine, by their number in it; each of its ``pods`` holds as many, consecutive ones."""
 
-    def __init__(self, expected: int, on_lost: Callable[[int], None]) -> None:
+    def __init__(self, expected: int, on_lost: Callable[[str], None], pods: int = 1) -> None:
+        """``on_lost`` is told why the engine cannot go on."""
         self._expected = expected
+        self._per_pod = expected // pods
         self._on_lost = on_lost
         self._connections: dict[int, _Connection] = {}
         self._ids = itertools.count(1)
@@ -62,8 +65,8 @@ class Ranks:
     async def close(self) -> None:
         if self._server is not None:
             self._server.close()
-        for connection in self._connections.values():
-            connection.writer.close()
+        for connection in list(self._connections.values()):
+            await connection.channel.close()
 
     def described(self, key: str) -> tuple[str, ...]:
         """What each rank said of itself when it connected, by rank."""
@@ -153,8 +156,7 @@ class Ranks:
         answer: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
         connection.pending[order_id] = answer
         try:
-            connection.writer.write(encode({"id": order_id, "op": op, "body": body}))
-            await connection.writer.drain()
+            await connection.channel.send({"id": order_id, "op": op, "body": body})
             return await answer
         except ConnectionError:
             return _gone(rank)
@@ -162,17 +164,23 @@ class Ranks:
             connection.pending.pop(order_id, None)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        greeting = await read_frame(reader)
+        await self.serve(StreamChannel(reader, writer))
+
+    async def serve(self, channel: Channel, pod: int = 0) -> None:
+        """Take in the rank at the other end, of this pod or of another one of the engine; returns when it is gone."""
+        greeting = await channel.receive()
         if greeting is None or "hello" not in greeting:
             log.error("a process connected to the ranks' socket and did not say which rank it is")
-            writer.close()
-            return
+            return await channel.close()
         hello = greeting["hello"]
-        connection = _Connection(hello["rank"] % self._expected, hello, writer)
+        connection = _Connection(hello["rank"], hello, channel)
+        if fault := self._misplaced(connection.rank, pod):
+            await channel.close()
+            return self._on_lost(fault)
         self._connections[connection.rank] = connection
         if len(self._connections) == self._expected:
             self.complete.set()
-        while (frame := await read_frame(reader)) is not None:
+        while (frame := await channel.receive()) is not None:
             if (pending := connection.pending.get(frame["id"])) is not None and not pending.done():
                 pending.set_result(frame)
         for pending in connection.pending.values():
@@ -181,7 +189,17 @@ class Ranks:
         if self._connections.get(connection.rank) is connection:
             del self._connections[connection.rank]
             self.complete.clear()
-            self._on_lost(connection.rank)
+            self._on_lost(f"the process of local rank {connection.rank} ended")
+        return None
+
+    def _misplaced(self, rank: int, pod: int) -> str:
+        """Why a process cannot be this rank; empty when it can. Weights for one rank must never reach another."""
+        if rank in self._connections:
+            return f"two processes say that they are local rank {rank}"
+        if rank // self._per_pod != pod:
+            first, last = pod * self._per_pod, (pod + 1) * self._per_pod - 1
+            return f"a process of pod rank {pod} says that it is local rank {rank}; that pod holds the ranks {first} to {last}"
+        return ""
 
 
 def _gone(rank: int) -> Frame:

@@ -20,6 +20,9 @@ _FORBIDDEN = {
 }
 
 
+ENGINE_PORT = 29501
+
+
 class SettingsError(Exception):
     """The environment lacks something or holds a value that cannot be used; names all of it at once."""
 
@@ -31,6 +34,14 @@ class Settings:
     identity: Identity
     engine: int
     ranks: int
+    """Of the engine, in all its pods."""
+    pods: int
+    pod_rank: int
+    """0 is the leader."""
+    leader: str
+    """Host and control port of the leader; empty for the leader itself."""
+    engine_port: int
+    """At which the leader's vLLM awaits that of followers; the one above is taken as well."""
     address: str
     token: str
     await_first_refit: bool
@@ -51,6 +62,10 @@ def read_settings(environment: Mapping[str, str] = os.environ, preload: Path = P
     faults = [f"{name} is not set" for name in required if not environment.get(name)]
     engine = _whole_number(environment, names.ENV_ENGINE, 0, faults)
     ranks = _whole_number(environment, names.ENV_RANKS, 1, faults)
+    pods = _whole_number(environment, names.ENV_PODS, 1, faults)
+    pod_rank = _whole_number(environment, names.ENV_POD_RANK, 0, faults)
+    engine_port = _whole_number(environment, names.ENV_ENGINE_PORT, ENGINE_PORT, faults)
+    faults += _find_misfits(environment, ranks, pods, pod_rank)
     token_file = Path(environment.get(names.ENV_TOKEN_FILE, names.TOKEN_FILE))
     token = token_file.read_text().strip() if token_file.is_file() else ""
     faults += [f"{name} is set; {reason}" for name, reason in _FORBIDDEN.items() if environment.get(name, "0") != "0"]
@@ -72,6 +87,10 @@ def read_settings(environment: Mapping[str, str] = os.environ, preload: Path = P
         ),
         engine=engine,
         ranks=ranks,
+        pods=pods,
+        pod_rank=pod_rank,
+        leader=_with_port(environment.get(names.ENV_LEADER, "")),
+        engine_port=engine_port,
         address=environment.get(names.ENV_POD_IP, "") or "0.0.0.0",  # noqa: S104 - outside a cluster every address is ours
         token=token,
         await_first_refit=environment.get(names.ENV_AWAIT_FIRST_REFIT, "").lower() == "true",
@@ -80,6 +99,23 @@ def read_settings(environment: Mapping[str, str] = os.environ, preload: Path = P
         termination_log=find_termination_log(environment),
         grace_seconds=grace,
     )
+
+
+def _find_misfits(environment: Mapping[str, str], ranks: int, pods: int, pod_rank: int) -> list[str]:
+    faults = []
+    if pods < 1 or ranks % max(pods, 1):
+        faults.append(f"{names.ENV_RANKS} is {ranks}, which does not divide evenly among {names.ENV_PODS}={pods}")
+    if pod_rank >= max(pods, 1):
+        faults.append(f"{names.ENV_POD_RANK} is {pod_rank}, and an engine of {names.ENV_PODS}={pods} ends with {pods - 1}")
+    if pod_rank and not environment.get(names.ENV_LEADER):
+        faults.append(f"{names.ENV_LEADER} is not set, and a pod of rank {pod_rank} needs it")
+    if pods > 1 and not environment.get(names.ENV_POD_IP):
+        faults.append(f"{names.ENV_POD_IP} is not set, and the engine's {pods} pods must reach each other")
+    return faults
+
+
+def _with_port(leader: str) -> str:
+    return f"{leader}:{names.WORKER_CONTROL_PORT}" if leader and ":" not in leader else leader
 
 
 def find_termination_log(environment: Mapping[str, str] = os.environ) -> Path | None:

@@ -10,7 +10,12 @@ from rolloutfleet_operator.api.arguments import (
     environment_faults,
 )
 from rolloutfleet_operator.api.base import ApiModel, cel
-from rolloutfleet_operator.api.engine import EngineSpec, ParallelismSpec
+from rolloutfleet_operator.api.engine import (
+    PARALLELISM_VALIDATIONS,
+    EngineSpec,
+    ParallelismSpec,
+    parallelism_faults,
+)
 from rolloutfleet_operator.api.model import ModelSpec
 from rolloutfleet_operator.api.placement import PlacementSpec
 from rolloutfleet_operator.api.recovery import RecoverySpec
@@ -46,8 +51,11 @@ class RolloutFleetSpec(ApiModel):
     )
 
     @model_validator(mode="after")
-    def _nothing_that_is_not_for_users(self) -> Self:
+    def _nothing_that_does_not_fit(self) -> Self:
         faults = argument_faults(self.engine.args) + environment_faults(each.name for each in self.engine.env)
+        faults += parallelism_faults(self.parallelism)
+        if self.engine.lora is not None and self.parallelism.pods > 1:
+            faults.append(f"engine.lora needs engines of one pod, and parallelism gives each {self.parallelism.pods}")
         if faults:
             raise ValueError("; ".join(faults))
         return self
@@ -59,8 +67,8 @@ class RolloutFleetSpec(ApiModel):
 
     @property
     def world_size(self) -> int:
-        """Ranks of the whole fleet, the trainer not counted: a multiple of the tensor parallel size by construction."""
-        return self.replicas * self.parallelism.tensor
+        """Ranks of the whole fleet, the trainer not counted: a multiple of an engine's by construction."""
+        return self.replicas * self.parallelism.world
 
     @property
     def served_name(self) -> str:
@@ -106,7 +114,7 @@ def _gpu_counted_once(field: str) -> dict[str, str]:
         f"{resource} == '' || !has({amounts}) || !({resource} in {amounts})",
         f"engine.resources.{field} must not hold placement.gpuResource",
         expression=f"'engine.resources.{field} holds ' + {resource} + "
-        f"', which parallelism.tensor counts already; remove it from the {field}'",
+        f"', which parallelism counts already; remove it from the {field}'",
     )
 
 
@@ -151,6 +159,7 @@ SPEC_VALIDATIONS = [
     ),
     _gpu_counted_once("limits"),
     _gpu_counted_once("requests"),
+    *PARALLELISM_VALIDATIONS,
     cel(
         "!has(self.template.volumeMounts) || self.template.volumeMounts.all(mount, has(self.template.volumes) "
         "&& self.template.volumes.exists(volume, volume.name == mount.name))",

@@ -47,9 +47,15 @@ class Pod:
     node: str = ""
     engine: int = 0
     rank: int = 0
+    """Which of its engine's pods this is; 0 is the leader."""
     incarnation: int = 0
     revision: str = ""
     ranks: int = 1
+    """Of its engine."""
+    pods: int = 1
+    """Of its engine."""
+    others: tuple["Pod", ...] = ()
+    """Where this stands for an engine of several pods: those beside it."""
     container: ContainerState = field(default_factory=ContainerState)
     unschedulable: str = ""
     """The scheduler's message while it finds no node."""

@@ -23,6 +23,7 @@ def render_arguments(spec: RolloutFleetSpec) -> list[str]:
     own = {
         "served-model-name": spec.served_name,
         "tensor-parallel-size": str(spec.parallelism.tensor),
+        **_further_axes(spec),
         "port": str(GENERATION_PORT),
         "load-format": _LOAD_FORMATS[model.load_format],
         "dtype": _DTYPES[model.dtype],
@@ -32,7 +33,7 @@ def render_arguments(spec: RolloutFleetSpec) -> list[str]:
     if model.revision is not None:
         own["revision"] = model.revision
     arguments = [MODEL_PATH if local else model.name]
-    arguments += [f"--{key}={value}" for key, value in own.items()]
+    arguments += [f"--{key}={value}" if value else f"--{key}" for key, value in own.items()]
     if spec.engine.lora is not None:
         arguments += _lora_arguments(spec.engine.lora)
     # A dotted name always gets its "=": without one, vLLM would take the next argument for its value.
@@ -40,6 +41,18 @@ def render_arguments(spec: RolloutFleetSpec) -> list[str]:
         f"--{key}={value}" if value or "." in key else f"--{key}" for key, value in sorted(spec.engine.args.items())
     ]
     return arguments
+
+
+def _further_axes(spec: RolloutFleetSpec) -> dict[str, str]:
+    """Pods of an engine are told apart by their launchers; these are equal on all."""
+    sizes, axes = spec.parallelism, {}
+    if sizes.pipeline > 1:
+        axes["pipeline-parallel-size"] = str(sizes.pipeline)
+    if sizes.data > 1:
+        axes["data-parallel-size"] = str(sizes.data)
+    if sizes.expert > 1 and "enable-expert-parallel" not in spec.engine.args:
+        axes["enable-expert-parallel"] = ""
+    return axes
 
 
 def _lora_arguments(lora: LoraSpec) -> list[str]:

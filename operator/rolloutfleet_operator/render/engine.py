@@ -1,4 +1,4 @@
-"""Engine pods: one template per revision, and one pod per engine and incarnation of it."""
+"""Engine pods: one template per revision, and the pods of each engine and incarnation of it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,6 +18,14 @@ from rolloutfleet_operator.render.security import container_security, pod_securi
 CONTAINER = "engine"
 STARTUP_PERIOD_SECONDS = 2
 STARTUP_SECONDS = 3600
+FIRST_PORT = 20_000
+"""Of the windows of ports that the pods of engines take, below those that the kernel gives out by itself."""
+PORTS_EACH = 32
+ENGINE_PORTS = 2
+"""At the window's beginning: where the engine's pods meet."""
+WINDOWS = (32_768 - FIRST_PORT) // PORTS_EACH
+CACHE_FOLDER = "/tmp/vllm-cache"  # noqa: S108  a volume of the pod's own
+"""vLLM compiles into one folder for each pod: two that share one disturb each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +34,9 @@ class EngineTemplate:
 
     revision: str
     ranks: int
+    """Of an engine."""
+    pods: int
+    """Of an engine."""
     labels: dict[str, str]
     annotations: dict[str, str]
     spec: Manifest
@@ -52,28 +63,55 @@ def render_engine_template(fleet: FleetIdentity, spec: RolloutFleetSpec, images:
     labels, annotations = dict(template.labels), dict(template.annotations)
     revision = revision_of({"spec": pod, "labels": labels, "annotations": annotations})
     return EngineTemplate(
-        revision=revision, ranks=spec.parallelism.tensor, labels=labels, annotations=annotations, spec=pod
+        revision=revision,
+        ranks=spec.parallelism.world,
+        pods=spec.parallelism.pods,
+        labels=labels,
+        annotations=annotations,
+        spec=pod,
     )
 
 
-def render_engine_pod(
+def render_engine_pods(
     fleet: FleetIdentity, template: EngineTemplate, engine: int, incarnation: int, avoided: Iterable[str] = ()
+) -> list[Manifest]:
+    """The pods of one engine, the leader first."""
+    return [
+        render_engine_pod(fleet, template, engine, incarnation, avoided, pod_rank) for pod_rank in range(template.pods)
+    ]
+
+
+def render_engine_pod(
+    fleet: FleetIdentity,
+    template: EngineTemplate,
+    engine: int,
+    incarnation: int,
+    avoided: Iterable[str] = (),
+    pod_rank: int = 0,
 ) -> Manifest:
-    """One engine pod: the template with its own name, labels, host name and engine number, kept off the nodes that are avoided."""
-    name = naming.engine_pod_name(fleet.name, engine, 0, incarnation)
+    """One engine pod: the template with its own name, labels, host name and numbers, kept off the nodes that are avoided."""
+    name = naming.engine_pod_name(fleet.name, engine, pod_rank, incarnation)
     labels = {
         **template.labels,
         naming.LABEL_ENGINE: str(engine),
         naming.LABEL_INCARNATION: str(incarnation),
-        naming.LABEL_RANK: "0",
+        naming.LABEL_POD_RANK: str(pod_rank),
         naming.LABEL_REVISION: template.revision,
     }
-    metadata = fleet.metadata(name, naming.ROLE_LEADER, labels)
-    metadata["annotations"] = dict(
-        sorted({**template.annotations, naming.ANNOTATION_RANKS: str(template.ranks)}.items())
-    )
+    metadata = fleet.metadata(name, naming.ROLE_FOLLOWER if pod_rank else naming.ROLE_LEADER, labels)
+    annotations = {**template.annotations, naming.ANNOTATION_RANKS: str(template.ranks)}
+    if template.pods > 1:
+        annotations[naming.ANNOTATION_PODS] = str(template.pods)
+    metadata["annotations"] = dict(sorted(annotations.items()))
     container = template.spec["containers"][0]
-    env = [{"name": names.ENV_ENGINE, "value": str(engine)}, *container["env"]]
+    own = {names.ENV_ENGINE: str(engine)}
+    if template.pods > 1:
+        own |= _own_environment(fleet, template, engine, incarnation, pod_rank)
+    given = {variable["name"] for variable in container["env"]}
+    env = [
+        *({"name": name, "value": value} for name, value in own.items() if name not in given),
+        *container["env"],
+    ]
     affinity = avoid_nodes(template.spec.get("affinity"), avoided)
     spec = {**template.spec, "containers": [{**container, "env": env}], "hostname": name}
     if affinity:
@@ -84,6 +122,24 @@ def render_engine_pod(
         "metadata": metadata,
         "spec": spec,
     }
+
+
+def _own_environment(
+    fleet: FleetIdentity, template: EngineTemplate, engine: int, incarnation: int, pod_rank: int
+) -> dict[str, str]:
+    """What tells the pods of an engine apart, and keeps engines that share a host out of each other's way; users may replace the latter."""
+    window = FIRST_PORT + (engine * template.pods + pod_rank) % WINDOWS * PORTS_EACH
+    leaders = FIRST_PORT + engine * template.pods % WINDOWS * PORTS_EACH
+    own = {
+        names.ENV_ENGINE_PORT: str(leaders),
+        names.ENV_POD_RANK: str(pod_rank),
+        "VLLM_CACHE_ROOT": f"{CACHE_FOLDER}/{engine}-{pod_rank}",
+        "VLLM_PORT": str(window + ENGINE_PORTS),
+    }
+    if pod_rank:
+        leader = naming.engine_pod_name(fleet.name, engine, 0, incarnation)
+        own[names.ENV_LEADER] = f"{leader}.{naming.engines_service_name(fleet.name)}.{fleet.namespace}.svc"
+    return dict(sorted(own.items()))
 
 
 def _container(fleet: FleetIdentity, spec: RolloutFleetSpec, images: Images) -> Manifest:
@@ -121,7 +177,8 @@ def _environment(fleet: FleetIdentity, spec: RolloutFleetSpec) -> list[Manifest]
         names.ENV_FLEET: fleet.name,
         names.ENV_FLEET_UID: fleet.uid,
         names.ENV_NAMESPACE: fleet.namespace,
-        names.ENV_RANKS: str(spec.parallelism.tensor),
+        names.ENV_RANKS: str(spec.parallelism.world),
+        **({names.ENV_PODS: str(spec.parallelism.pods)} if spec.parallelism.pods > 1 else {}),
         names.ENV_MODEL: spec.served_name,
         names.ENV_TOKEN_FILE: names.TOKEN_FILE,
         names.ENV_GRACE_SECONDS: str(spec.template.termination_grace_period_seconds),
@@ -136,6 +193,11 @@ def _environment(fleet: FleetIdentity, spec: RolloutFleetSpec) -> list[Manifest]
     if spec.placement.gpu_resource:
         # Without it the communicator between trainer and engines may fail to set up peer access; it must be equal on both sides.
         defaults["NCCL_CUMEM_ENABLE"] = "1"
+        if spec.parallelism.pods > 1:
+            # NVLink's in-network reductions fail in groups that span hosts.
+            defaults["NCCL_NVLS_ENABLE"] = "0"
+    if spec.parallelism.data > 1:
+        defaults["VLLM_DP_SIZE"] = str(spec.parallelism.data)
     chosen = {variable.name for variable in spec.engine.env}
     return [
         *({"name": name, "value": value} for name, value in fixed.items()),
@@ -148,7 +210,7 @@ def _environment(fleet: FleetIdentity, spec: RolloutFleetSpec) -> list[Manifest]
 def _resources(spec: RolloutFleetSpec) -> Manifest:
     resources = {key: dict(sorted(amounts.items())) for key, amounts in spec.engine.resources.body().items() if amounts}
     if gpu := spec.placement.gpu_resource:
-        resources["limits"] = resources.get("limits", {}) | {gpu: str(spec.parallelism.tensor)}
+        resources["limits"] = resources.get("limits", {}) | {gpu: str(spec.parallelism.ranks_per_pod)}
     return resources
 
 

@@ -19,7 +19,7 @@ def render_token(fleet: FleetIdentity, token: str) -> Manifest:
 
 
 def render_services(fleet: FleetIdentity) -> list[Manifest]:
-    """The Services: generation on every Ready engine, a DNS name for every engine pod, and the sync pod."""
+    """The Services: generation on every Ready engine, a DNS name for every engine's leader, and the sync pod."""
     generation = {"name": "generation", "port": names.GENERATION_PORT, "protocol": "TCP", "targetPort": "generation"}
     control = {"name": "control", "port": names.WORKER_CONTROL_PORT, "protocol": "TCP", "targetPort": "control"}
     sync = {"name": "sync", "port": names.SYNC_PORT, "protocol": "TCP", "targetPort": "sync"}

@@ -12,6 +12,7 @@ from vllm.distributed.weight_transfer.base import (
 
 from rolloutfleet_worker.plugin import ENV_RANK_SOCKET
 from rolloutfleet_worker.rank.link import RankLink
+from rolloutfleet_worker.rank.place import find_place, rank_in_engine
 from rolloutfleet_worker.rank.receiver import Receiver
 
 
@@ -45,7 +46,7 @@ class FleetTransferEngine(WeightTransferEngine[FleetInitInfo, FleetUpdateInfo]):
     def __init__(self, config: Any, vllm_config: Any, device: Any, model: Any) -> None:
         super().__init__(config, vllm_config, device, model)
         parallel = vllm_config.parallel_config
-        rank = parallel.data_parallel_index * parallel.world_size + parallel.rank
+        rank = rank_in_engine(parallel, find_place(parallel))
         self._receiver = Receiver(model, vllm_config, device, rank)
         self._link = RankLink(os.environ[ENV_RANK_SOCKET], self._receiver)
         self._link.start()
