@@ -6,7 +6,7 @@ from itertools import product
 
 from rolloutfleet_operator.errors import InvalidSpecError
 from rolloutfleet_operator.plan.placement.request import AXES, PlacementRequest
-from rolloutfleet_operator.plan.placement.shape import Nesting, Parallelism, Shape
+from rolloutfleet_operator.plan.placement.shape import Nesting, Parallelism, Shape, find_shape
 from rolloutfleet_operator.plan.placement.tree import CLUSTER, Tree
 
 NVLINK = "nvlink"
@@ -111,7 +111,12 @@ def read_constraints(request: PlacementRequest, tree: Tree) -> Constraints:
 
 
 def _faults(request: PlacementRequest, tree: Tree) -> Iterator[str]:
-    levels = ", ".join(tree.depths)
+    levels, sizes, pod = ", ".join(tree.depths), request.parallelism, request.gpus_per_node
+    if pod is not None and (pod < 1 or find_shape(sizes, min(pod, sizes.world), Nesting.REPLICAS) is None):
+        yield (
+            f"parallelism.gpusPerNode is {pod}, and the {sizes.world} GPUs of an engine ({sizes}) do not divide into pods of {pod} "
+            "without cutting a tensor group or a replica unevenly"
+        )
     for axis in AXES:
         rule = request.rule(axis)
         for kind, level in (("required", rule.required), ("preferred", rule.preferred)):

@@ -54,11 +54,16 @@ def _fault(room: Room, task: Task, placed: Placed) -> str:
         return "it is not well"
     if gone := [name for name in placed.nodes if name not in tree.leaf]:
         return f"node {gone[0]} is gone"
+    wanted = task.request.gpus_per_node
+    if wanted is not None and placed.gpus != min(wanted, sizes.world):
+        return f"its pods have {placed.gpus} GPUs each, and parallelism.gpusPerNode is {wanted}"
     shape = find_shape(sizes, placed.gpus, Nesting.REPLICAS)
     if shape is None or shape.pods != len(placed.nodes) or len(set(placed.nodes)) != len(placed.nodes):
         return f"it has {len(placed.nodes)} pods of {placed.gpus} GPUs, and {sizes} does not divide like that over as many nodes"
     for name in placed.nodes:
         node = tree.node_at[tree.leaf[name]]
+        if not node.ready:
+            return f"node {name} is not Ready"
         have = room.free[tree.leaf[name]] if node.usable else node.gpus - node.used_by_others
         if have < placed.gpus:
             return f"node {name} has {max(0, have)} GPUs for it, and it needs {placed.gpus}"

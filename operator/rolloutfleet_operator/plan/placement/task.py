@@ -49,7 +49,7 @@ class Task:
 
     def _shapes(self, leaves: tuple[int, ...], bounds: Bounds) -> tuple[Shape, ...]:
         gpus = {self.tree.node_at[leaf].gpus for leaf in leaves}
-        return shapes_for(self.request.parallelism, gpus, bounds.nesting)
+        return shapes_for(self.request.parallelism, gpus, bounds.nesting, self.request.gpus_per_node)
 
     def steps(self, *, preferring: bool) -> Iterator[tuple[Kind, ...]]:
         """Kinds to try, best first; those of one step are equally good but for where they would land.
