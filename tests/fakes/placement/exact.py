@@ -12,9 +12,10 @@ from rolloutfleet_operator.plan.placement.tree import build_tree
 
 @dataclass(frozen=True, slots=True)
 class Optimum:
-    """Engines that fit, and then the GPUs left in whole domains, summed over levels."""
+    """Engines that fit, then the fewest pods, then the GPUs left in whole domains, summed over levels."""
 
     engines: int
+    pods: int
     whole: int
     proved: bool
 
@@ -62,6 +63,7 @@ class _Model:
         self._tree = build_tree(case.nodes, case.requests[0].levels)
         self._used: dict[int, list[cp_model.LinearExprT]] = {leaf: [] for leaf in self._tree.leaves()}
         self._placed: list[cp_model.IntVar] = []
+        self._pod_count: list[cp_model.LinearExprT] = []
         for request in case.requests:
             self._fleet(request)
         for leaf, used in self._used.items():
@@ -94,6 +96,7 @@ class _Model:
             for gpus in even_pods(request, max((tree.node_at[leaf].free for leaf in leaves), default=0)):
                 chosen = model.new_bool_var("")
                 ways.append(chosen)
+                self._pod_count.append(chosen * (request.parallelism.world // gpus))
                 self._pods(request, gpus, leaves, chosen, homes, depth)
         model.add(sum(ways) == placed)
         return placed
@@ -132,14 +135,18 @@ class _Model:
     def solve(self, seconds: float) -> Optimum:
         whole = self._whole()
         most = sum(node.gpus for node in self._tree.nodes) * (self._tree.hosts + 1) + 1
-        self._model.maximize(most * sum(self._placed) + whole)
+        pods, most_pods = sum(self._pod_count), 1 + sum(node.gpus for node in self._tree.nodes)
+        self._model.maximize(most * most_pods * sum(self._placed) - most * pods + whole)
         solver = cp_model.CpSolver()
         solver.parameters.max_time_in_seconds = seconds
         solver.parameters.num_workers = 1
         status = solver.solve(self._model)
         assert status in (cp_model.OPTIMAL, cp_model.FEASIBLE), solver.status_name(status)
         return Optimum(
-            sum(solver.value(each) for each in self._placed), solver.value(whole), status == cp_model.OPTIMAL
+            engines=sum(solver.value(each) for each in self._placed),
+            pods=solver.value(pods),
+            whole=solver.value(whole),
+            proved=status == cp_model.OPTIMAL,
         )
 
     def _whole(self) -> cp_model.LinearExprT:

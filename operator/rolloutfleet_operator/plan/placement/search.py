@@ -7,6 +7,7 @@ answer, and without that nothing is said to be impossible.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import add, mul
 
 from rolloutfleet_operator.plan.placement.room import Room
 from rolloutfleet_operator.plan.placement.supply import Kind
@@ -35,7 +36,7 @@ class Found:
     seats: tuple[tuple[Seat, ...], ...]
     """For each wanted fleet."""
     worth: tuple[int, ...]
-    """Engines placed, levels missed (negative, in order of care), GPUs left in whole domains."""
+    """Engines placed, levels missed (negative, in order of care), pods (negative), GPUs left in whole domains."""
 
 
 class _Spent(Exception):  # noqa: N818 - it ends the search, nothing has failed
@@ -60,64 +61,66 @@ class Search:
             for leaf in self._tree.leaves()
         }
         self._need = [each.task.world for each in wanted]
+        self._least = [min((kind.shape.pods for kind in kinds), default=0) for kinds in self._kinds]
+        """Pods of an engine."""
 
     def run(self) -> Found:
         """The best that was found, the incumbent when nothing is better."""
         try:
-            self._fleet(0, 0, (0,) * 4)
+            self._fleet(0, 0, (0,) * 5)
         except _Spent:
             self.complete = False
         return self.best
 
-    def _fleet(self, index: int, placed: int, missed: tuple[int, ...]) -> None:
+    def _fleet(self, index: int, placed: int, spent: tuple[int, ...]) -> None:
         if index == len(self._wanted):
-            self._offer(placed, missed)
+            self._offer(placed, spent)
             return
         for within in self._wanted[index].withins:
-            self._engine(index, within, self._wanted[index].count, placed, missed)
+            self._engine(index, within, self._wanted[index].count, placed, spent)
 
-    def _offer(self, placed: int, missed: tuple[int, ...]) -> None:
-        worth = (placed, *(-each for each in missed), sum(self._room.whole_gpus()))
+    def _offer(self, placed: int, spent: tuple[int, ...]) -> None:
+        worth = (placed, *(-each for each in spent), sum(self._room.whole_gpus()))
         if worth > self.best.worth:
             self.best = Found(tuple(tuple(seats) for seats in self._chosen), worth)
 
-    def _engine(self, index: int, within: int, left: int, placed: int, missed: tuple[int, ...]) -> None:
+    def _engine(self, index: int, within: int, left: int, placed: int, spent: tuple[int, ...]) -> None:
+        """Place the next engine in every way; ``spent`` counts the levels missed by axis, and pods."""
         if not left:
-            self._fleet(index + 1, placed, missed)
+            self._fleet(index + 1, placed, spent)
             return
         more = left + sum(each.count for each in self._wanted[index + 1 :])
-        if self._hopeless(index, left, placed + more, missed):
+        if self._hopeless(index, left, placed + more, spent):
             return
         signs = self._signs()
-        state = (index, within, left, placed, missed, signs[0])
+        state = (index, within, left, placed, spent, signs[0])
         if state in self._seen:
             return
         self._seen.add(state)
         options = sorted(self._options(index, within, signs))
-        for _, leaves, gpus, miss in options:
+        for _, leaves, gpus, price in options:
             if self._left <= 0:
                 raise _Spent
             self._left -= 1
             seat = Seat(leaves, gpus)
             self._room.take_all(leaves, gpus)
             self._chosen[index].append(seat)
-            self._engine(index, within, left - 1, placed + 1, tuple(a + b for a, b in zip(missed, miss, strict=True)))
+            self._engine(index, within, left - 1, placed + 1, tuple(map(add, spent, price)))
             self._chosen[index].pop()
             self._room.take_all(leaves, -gpus)
         if placed + more - 1 >= self.best.worth[0]:
-            self._fleet(index + 1, placed, missed)
+            self._fleet(index + 1, placed, spent)
 
-    def _hopeless(self, index: int, left: int, most: int, missed: tuple[int, ...]) -> bool:
+    def _hopeless(self, index: int, left: int, most: int, spent: tuple[int, ...]) -> bool:
         """Whether nothing from here on can be better than the best."""
         if most != self.best.worth[0]:
             return most < self.best.worth[0]
-        need = left * self._need[index] + sum(
-            each.count * gpus for each, gpus in zip(self._wanted[index + 1 :], self._need[index + 1 :], strict=True)
-        )
+        counts = (left, *(each.count for each in self._wanted[index + 1 :]))
+        need, pods = (sum(map(mul, counts, each[index:])) for each in (self._need, self._least))
         whole = self._room.whole_gpus()
         free = self._room.free[0]
         ceiling = sum(gpus - max(0, need - (free - gpus)) for gpus in whole)
-        return (most, *(-each for each in missed), ceiling) <= self.best.worth
+        return (most, *(-each for each in spent[:-1]), -spent[-1] - pods, ceiling) <= self.best.worth
 
     def _number(self, parts: tuple[object, ...]) -> int:
         return self._numbers.setdefault(parts, len(self._numbers))
@@ -139,7 +142,7 @@ class Search:
     def _options(
         self, index: int, within: int, signs: Sequence[int]
     ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], int, tuple[int, ...]]]:
-        """Seats for one engine that differ in more than names: their price, nodes, GPUs of each pod, and levels missed."""
+        """Seats for one engine that differ in more than names: how good they are, nodes, GPUs of each pod, levels missed and pods."""
         task, tree, before = self._wanted[index].task, self._tree, sum(self._room.whole_gpus())
         for kind in self._kinds[index]:
             seen = set()
@@ -155,7 +158,8 @@ class Search:
                     self._room.take_all(seat.leaves, seat.gpus)
                     lost = before - sum(self._room.whole_gpus())
                     self._room.take_all(seat.leaves, -seat.gpus)
-                    yield (*miss, lost, len(leaves)), seat.leaves, seat.gpus, miss
+                    price = (*miss, len(leaves))
+                    yield (*price, lost), seat.leaves, seat.gpus, price
 
 
 class _Ways:

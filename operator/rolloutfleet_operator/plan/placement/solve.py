@@ -152,7 +152,8 @@ class _Planner:
             for seat in found:
                 for axis, levels in enumerate(share.task.missed(seat)):
                     missed[axis] += levels
-        worth = (sum(map(len, seats)), *(-each for each in missed), sum(room.whole_gpus()))
+        pods = sum(len(seat.leaves) for found in seats for seat in found)
+        worth = (sum(map(len, seats)), *(-each for each in missed), -pods, sum(room.whole_gpus()))
         restore(room, self._start)
         return Found(tuple(seats), worth)
 
