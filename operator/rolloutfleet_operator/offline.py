@@ -139,8 +139,8 @@ def _objects(path: str, kind: str) -> Iterator[Mapping[str, Any]]:
             raise ValueError(f"{path} holds {body!r:.40}, but a {kind} or a list of them is wanted")  # noqa: TRY004 - of a file
         if body.get("kind", kind) == kind:
             metadata = body.get("metadata")
-            if not isinstance(metadata, Mapping) or not metadata.get("name"):
-                raise ValueError(f"{path} holds a {kind} without metadata.name")
+            if not isinstance(metadata, Mapping) or not isinstance(metadata.get("name"), str):
+                raise ValueError(f"{path} holds a {kind} without a metadata.name that is a string")
             yield body
         kinds.add(str(body.get("kind", kind)))
     if kind not in kinds and (kind != "Pod" or kinds):
