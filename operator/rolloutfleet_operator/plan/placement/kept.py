@@ -73,6 +73,9 @@ def _fault(room: Room, task: Task, placed: Placed) -> str:
         required = task.constraints.ladders[axis].required
         if attained[axis] < required:
             return f"its {axis} group is not in one {tree.level_name(required)} any more"
+    fleet = task.constraints.ladders["fleet"].required
+    if attained["engine"] < fleet:
+        return f"it is not in one {tree.level_name(fleet)}, as the whole fleet must be"
     return ""
 
 
@@ -82,10 +85,7 @@ def _choose_domain(room: Room, task: Task, seats: dict[int, Seat], standing: Sta
     if not depth:
         return
     homes = {engine: tree.ancestor(seat.leaves[0], depth) for engine, seat in seats.items()}
-    for engine, seat in seats.items():
-        if tree.depth[tree.meeting(seat.leaves)] < depth:
-            homes[engine] = -1
-    counts = Counter(home for home in homes.values() if home >= 0)
+    counts = Counter(homes.values())
     if not counts:
         standing.within = tuple(tree.at_depth(depth))
         return

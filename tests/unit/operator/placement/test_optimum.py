@@ -1,10 +1,9 @@
 """The planner beside CP-SAT on small random clusters: what fits is placed, in the fewest pods, with as many GPUs in whole domains."""
 
 import pytest
-
-from fakes.placement.exact import solve_exactly
-from fakes.placement.instances import make_case
-from fakes.placement.weighed import weigh
+from benchmarks.placement.exact import solve_exactly
+from benchmarks.placement.instances import make_case
+from benchmarks.placement.weighed import weigh
 
 SEEDS = range(1000, 1040)
 """The benchmark takes 500 others."""

@@ -3,10 +3,10 @@
 from collections import Counter
 from dataclasses import replace
 
+from benchmarks.placement.exact import pod_groups
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fakes.placement.exact import pod_groups
 from fakes.placement.strategies import LEVELS, Situation, situations
 from rolloutfleet_operator.plan.placement.nodes import NodeFacts
 from rolloutfleet_operator.plan.placement.ranks import locate, plan_ranks

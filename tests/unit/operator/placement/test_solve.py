@@ -74,6 +74,16 @@ def test_a_leader_is_not_put_where_its_followers_cannot_follow():
     assert nodes_of(plan) == [("n3", "n4")]
 
 
+def test_pods_have_as_many_gpus_as_is_asked_for():
+    cluster = [node(f"n{i}", "r1", clique="c") for i in range(4)]
+    plan = plan_placement(cluster, [fleet(1, gpus_per_node=2)])
+    assert [(place.gpus, len(place.nodes)) for place in plan.fleets[0].engines] == [(2, 4)]
+    again = plan_placement(cluster, [fleet(1, gpus_per_node=4)], [Placed("a", 0, ("n0", "n1", "n2", "n3"), 2)]).fleets[
+        0
+    ]
+    assert again.moved[0].reason == "its pods have 2 GPUs each, and parallelism.gpusPerNode is 4"
+
+
 def test_tensor_groups_keep_to_one_node_unless_there_are_nvlink_domains():
     hosts = [node("n1", "r1", gpus=4), node("n2", "r1", gpus=4)]
     refused = plan_placement(hosts, [fleet()]).fleets[0]
@@ -219,6 +229,17 @@ class TestStanding:
         assert only.complete
         assert not only.engines[0].kept
         assert reason in only.moved[0].reason
+
+    def test_an_engine_across_what_must_hold_the_fleet_moves_although_it_is_the_only_one(self):
+        placed = [Placed("a", 0, ("n1", "n2"), 8)]
+        (only,) = plan_placement(self.cluster, [fleet(1, pipeline=2, fleet=Rule("rack"))], placed).fleets
+        assert only.moved[0].reason == "it is not in one rack, as the whole fleet must be"
+        assert only.complete
+
+    def test_an_engine_whose_node_is_not_ready_moves(self):
+        cluster = [node("n0", "r0", ready=False), node("n1", "r0")]
+        (only,) = plan_placement(cluster, [fleet(1)], [Placed("a", 0, ("n0",), 8)]).fleets
+        assert (only.engines[0].nodes, only.moved[0].reason) == (("n1",), "node n0 is not Ready")
 
     def test_an_engine_on_a_cordoned_node_stays_while_it_is_well(self):
         cluster = [node("n0", "r0", cordoned=True), node("n1", "r0")]

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fakes.placement.instances import Case
+from benchmarks.placement.instances import Case
 from rolloutfleet_operator.plan.placement.result import Verdict
 from rolloutfleet_operator.plan.placement.search import BUDGET
 from rolloutfleet_operator.plan.placement.solve import plan_placement

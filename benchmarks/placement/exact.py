@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ortools.sat.python import cp_model
 
-from fakes.placement.instances import Case
+from benchmarks.placement.instances import Case
 from rolloutfleet_operator.plan.placement.request import PlacementRequest
 from rolloutfleet_operator.plan.placement.tree import build_tree
 
@@ -135,15 +135,16 @@ class _Model:
     def solve(self, seconds: float) -> Optimum:
         whole = self._whole()
         most = sum(node.gpus for node in self._tree.nodes) * (self._tree.hosts + 1) + 1
-        pods, most_pods = sum(self._pod_count), 1 + sum(node.gpus for node in self._tree.nodes)
-        self._model.maximize(most * most_pods * sum(self._placed) - most * pods + whole)
+        most_pods = 1 + sum(node.gpus for node in self._tree.nodes)
+        placed, pods = cp_model.LinearExpr.sum(self._placed), cp_model.LinearExpr.sum(self._pod_count)
+        self._model.maximize(cp_model.LinearExpr.weighted_sum([placed, pods, whole], [most * most_pods, -most, 1]))
         solver = cp_model.CpSolver()
         solver.parameters.max_time_in_seconds = seconds
         solver.parameters.num_workers = 1
         status = solver.solve(self._model)
         assert status in (cp_model.OPTIMAL, cp_model.FEASIBLE), solver.status_name(status)
         return Optimum(
-            engines=sum(solver.value(each) for each in self._placed),
+            engines=solver.value(placed),
             pods=solver.value(pods),
             whole=solver.value(whole),
             proved=status == cp_model.OPTIMAL,
@@ -151,7 +152,7 @@ class _Model:
 
     def _whole(self) -> cp_model.LinearExprT:
         tree, model = self._tree, self._model
-        terms: list[cp_model.LinearExprT] = [0]
+        terms: list[cp_model.LinearExprT] = []
         for domain in range(1, len(tree.parent)):
             usable = [leaf for leaf in tree.leaves(domain) if tree.node_at[leaf].usable]
             total = sum(tree.node_at[leaf].gpus for leaf in usable)
@@ -162,4 +163,4 @@ class _Model:
                 for used in self._used[leaf]:
                     model.add(used == 0).only_enforce_if(whole)
             terms.append(whole * total)
-        return sum(terms)
+        return cp_model.LinearExpr.sum(terms)
