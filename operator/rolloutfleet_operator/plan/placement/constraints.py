@@ -45,6 +45,10 @@ class Bounds:
         several = ((self.engine, shape.pods), (self.middle, shape.middle_pods), (self.tensor, shape.tensor_pods))
         return all(depth < hosts or pods == 1 for depth, pods in several)
 
+    def inside(self, depth: int) -> "Bounds":
+        """The same inside a domain of a depth, which may be narrower than what they ask for."""
+        return Bounds(max(self.engine, depth), max(self.middle, depth), max(self.tensor, depth), self.nesting)
+
     def narrowed(self, shape: Shape, hosts: int) -> "Bounds":
         """The same, with a unit that is made of one smaller unit as narrow as that one: so the search begins where it must end."""
         tensor = hosts if shape.tensor_pods == 1 else self.tensor

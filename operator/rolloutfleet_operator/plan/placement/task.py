@@ -51,15 +51,18 @@ class Task:
         gpus = {self.tree.node_at[leaf].gpus for leaf in leaves}
         return shapes_for(self.request.parallelism, gpus, bounds.nesting, self.request.gpus_per_node)
 
-    def steps(self, *, preferring: bool) -> Iterator[tuple[Kind, ...]]:
+    def steps(self, within: int, *, preferring: bool) -> Iterator[tuple[Kind, ...]]:
         """Kinds to try, best first; those of one step are equally good but for where they would land.
 
         Args:
+            within: the domain that holds the fleet.
             preferring: whether preferences count; else what is required is all that is tried.
         """
         seen: set[Kind] = set()
         for bounds in self.constraints.tries() if preferring else (self.constraints.loosest,):
-            for _, kinds in groupby(self.kinds(bounds), key=lambda kind: kind.shape.pods):
+            for _, kinds in groupby(
+                self.kinds(bounds.inside(self.tree.depth[within])), key=lambda kind: kind.shape.pods
+            ):
                 fresh = tuple(kind for kind in kinds if kind not in seen)
                 seen.update(fresh)
                 if fresh:

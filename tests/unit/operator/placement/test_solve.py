@@ -163,6 +163,13 @@ def test_a_fleet_that_must_be_in_one_block_is():
     assert len({int(place[0][1:]) // 6 for place in nodes_of(plan)}) == 1
 
 
+@pytest.mark.parametrize("level", ["rack", "nvlink", "host"])
+def test_a_fleet_that_prefers_a_domain_too_small_for_one_engine_gets_a_wider_one(level):
+    cluster = [node(f"n{i}", block="b") for i in range(4)]
+    plan = plan_placement(cluster, [fleet(2, pipeline=2, fleet=Rule("", level))])
+    assert nodes_of(plan) == [("n0", "n1"), ("n2", "n3")]
+
+
 def test_a_preference_gives_way_and_says_so():
     cluster = [node("n1", "r1", block="b"), node("n2", "r2", block="b"), node("n3", "r3", block="c")]
     plan = plan_placement(cluster, [fleet(pipeline=2, engine=Rule("cluster", "rack"))])
