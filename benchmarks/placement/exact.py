@@ -50,10 +50,10 @@ def pod_groups(request: PlacementRequest, gpus: int) -> dict[str, list[set[int]]
 
 def even_pods(request: PlacementRequest, most: int) -> Iterator[int]:
     """GPUs of a pod by which every tensor group and every replica is whole pods, or whole in a pod."""
-    sizes = request.parallelism
-    for gpus in range(1, min(most, sizes.world) + 1):
+    sizes, wanted = request.parallelism, request.gpus_per_node
+    for gpus in range(1, sizes.world + 1) if wanted is None else (min(wanted, sizes.world),):
         units = (sizes.tensor, sizes.replica)
-        if sizes.world % gpus == 0 and all(gpus % unit == 0 or unit % gpus == 0 for unit in units):
+        if gpus <= most and sizes.world % gpus == 0 and all(gpus % unit == 0 or unit % gpus == 0 for unit in units):
             yield gpus
 
 

@@ -3,7 +3,7 @@
 from html import escape
 
 from rolloutfleet_operator.plan.placement.result import Plan
-from rolloutfleet_operator.render.cells import Box, Cell, Use, draw_boxes
+from rolloutfleet_operator.render.cells import Box, Cell, Use, draw_boxes, number_engines
 
 _SQUARE, _GAP, _ROW, _PAD, _NAME = 12, 2, 17, 12, 7
 _FONT = "font-family='system-ui, sans-serif'"
@@ -21,13 +21,16 @@ _ENGINES = (
     "#0f766e",
 )
 _WIDTH = 1000
+_HEAD = 54
+_LISTED = 24
+"""Engines that are listed by name; more say who they are when pointed at."""
 
 
 def render_picture(plan: Plan) -> str:
     """An SVG document; every square says what it is."""
     boxes = draw_boxes(plan)
-    parts: list[str] = []
-    left, top, tallest = _PAD, _PAD + 44, 0
+    parts, below = _engines(plan)
+    left, top, tallest = _PAD, below + _PAD, 0
     for box in boxes:
         wide, high = _size(box)
         if left > _PAD and left + wide + _PAD > _WIDTH:
@@ -52,6 +55,26 @@ def render_picture(plan: Plan) -> str:
             "",
         ]
     )
+
+
+def _engines(plan: Plan) -> tuple[list[str], int]:
+    """The list of engines with their colours, and where it ends."""
+    numbers = number_engines(plan)
+    if len(numbers) > _LISTED:
+        return [], _HEAD
+    parts, left, top = list[str](), _PAD, _HEAD
+    for (fleet, engine), number in numbers.items():
+        words = f"{fleet} engine {engine}"
+        wide = _SQUARE + len(words) * _NAME + 2 * _PAD
+        if left > _PAD and left + wide > _WIDTH:
+            left, top = _PAD, top + _ROW
+        fill = _ENGINES[number % len(_ENGINES)]
+        parts += [
+            f"<rect x='{left}' y='{top}' width='{_SQUARE}' height='{_SQUARE}' rx='2' fill='{fill}'/>",
+            f"<text x='{left + _SQUARE + 6}' y='{top + 10}' {_FONT} font-size='11' fill='#1f2933'>{escape(words)}</text>",
+        ]
+        left += wide
+    return parts, top + _ROW if parts else top
 
 
 def _size(box: Box) -> tuple[int, int]:
