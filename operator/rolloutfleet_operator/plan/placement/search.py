@@ -1,4 +1,4 @@
-"""An exact search for small cases: every arrangement of the engines, up to exchanging what is alike, within a budget of states.
+"""An exact search for small cases: every arrangement of the engines, up to exchanging what is alike, within a budget of steps.
 
 States are compared by a signature that forgets names, so racks that hold the same are one rack, and orders of equal engines are one order.
 It is for what the greedy misses, and to find the arrangement that leaves most whole domains; whether it looked at everything is part of its
@@ -13,10 +13,9 @@ from rolloutfleet_operator.plan.placement.room import Room
 from rolloutfleet_operator.plan.placement.supply import Kind
 from rolloutfleet_operator.plan.placement.task import Seat, Task
 
-BUDGET = 4000
-"""States looked at; about as many tenths of a millisecond."""
-_WIDEST = 3000
-"""Partial arrangements kept in one domain."""
+BUDGET = 40_000
+"""Steps: one for each partial arrangement of one engine, ten for each engine that is tried; about as many hundredths of a millisecond."""
+_TRY = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +71,12 @@ class Search:
             self.complete = False
         return self.best
 
+    def spend(self, steps: int) -> None:
+        """Take steps from the budget; raises when it is spent."""
+        self._left -= steps
+        if self._left < 0:
+            raise _Spent
+
     def _fleet(self, index: int, placed: int, spent: tuple[int, ...]) -> None:
         if index == len(self._wanted):
             self._offer(placed, spent)
@@ -99,9 +104,7 @@ class Search:
         self._seen.add(state)
         options = sorted(self._options(index, within, signs))
         for _, leaves, gpus, price in options:
-            if self._left <= 0:
-                raise _Spent
-            self._left -= 1
+            self.spend(_TRY)
             seat = Seat(leaves, gpus)
             self._room.take_all(leaves, gpus)
             self._chosen[index].append(seat)
@@ -208,7 +211,6 @@ class _Ways:
                 for more in range(least, min(self._count(child), inside - taken) + 1):
                     for sign, chosen in self.of(child, more).items():
                         following.setdefault((taken + more, tuple(sorted((*signs, sign)))), (*leaves, *chosen))
-            if len(following) > _WIDEST:
-                raise _Spent
+            self._search.spend(len(following))
             partial = following
         return {number(("in", *signs)): leaves for (taken, signs), leaves in partial.items() if taken == inside}

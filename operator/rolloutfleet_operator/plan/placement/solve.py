@@ -59,7 +59,7 @@ def plan_placement(
         nodes: all that may count; GPUs of the planned fleets' own pods are not among those that others use.
         requests: fleets of different names, with the same levels.
         placed: engines that have nodes.
-        budget: states that an exact search may look at; 0 leaves the search out.
+        budget: steps that an exact search may take; 0 leaves the search out.
 
     Raises:
         InvalidSpecError: a request names a level that does not exist, contradicts itself or another one.

@@ -16,8 +16,8 @@ from rolloutfleet_operator.plan.placement.shape import Parallelism
 from rolloutfleet_operator.plan.placement.solve import plan_placement
 
 EXAMPLES = settings(max_examples=80, deadline=None)
-QUICK = 400
-"""States for the exact search: enough to be used, few enough for many examples."""
+QUICK = 4000
+"""Steps of the exact search: enough to be used, few enough for many examples."""
 
 
 def plan_of(situation: Situation, budget: int = QUICK) -> Plan:
