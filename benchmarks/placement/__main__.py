@@ -9,11 +9,12 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from operator import mul
 from pathlib import Path
 from typing import Any
 
 from benchmarks.bars import Bar, draw_bars
-from benchmarks.placement.clusters import GPUS, make_arrivals, make_fleet, make_nodes
+from benchmarks.placement.clusters import make_arrivals, make_fleet, make_nodes
 from benchmarks.placement.exact import solve_exactly
 from benchmarks.placement.instances import make_case
 from benchmarks.placement.rules import Rule, Score, place
@@ -121,20 +122,23 @@ def _distribution(pairs: list[tuple[Weighed, int]]) -> dict[str, int]:
 
 
 def measure_fill(record: Record) -> None:
-    """Whole engines placed of the same fleets, on the same clusters, by each rule."""
+    """Whole engines placed of the same fleets, on the same clusters of 256 nodes, by each rule; and the GPUs of those engines."""
     contenders = [(rule, score) for rule in Rule for score in Score if rule is not Rule.PLANNER or score is Score.LEAST]
     for fill in FILLS:
         placed: Counter[str] = Counter()
-        wanted = 0
+        gpus: Counter[str] = Counter()
         for seed in range(CLUSTERS):
             arrivals = make_arrivals(seed, fill / 100)
-            wanted += arrivals.engines
+            sizes = [fleet.parallelism.world for fleet in arrivals.fleets]
             counts = {_name(rule, score): place(arrivals, rule, score, seed) for rule, score in contenders}
-            placed.update(counts)
-            record.add(part="fill", fill=fill, seed=seed, wanted=arrivals.engines, placed=counts)
-        shares = {name: round(100 * placed[name] / wanted, 2) for name in placed}
-        for name, share in shares.items():
-            record.figure(f"placed_percent_at_{fill}_percent_fill: {name}", share)
+            counts["wanted"] = [fleet.replicas for fleet in arrivals.fleets]
+            placed.update({name: sum(engines) for name, engines in counts.items()})
+            gpus.update({name: sum(map(mul, engines, sizes)) for name, engines in counts.items()})
+            record.add(part="fill", fill=fill, seed=seed, engines={name: sum(each) for name, each in counts.items()})
+        for name in (_name(*contender) for contender in contenders):
+            for what, count in (("engines", placed), ("gpus", gpus)):
+                share = round(100 * count[name] / count["wanted"], 2)
+                record.figure(f"{what}_placed_percent_at_{fill}_percent_fill: {name}", share)
         leaders = max(placed[_name(Rule.LEADER_FIRST, score)] for score in Score)
         record.figure(
             f"placed_vs_leader_first_at_{fill}_percent_fill",
@@ -150,12 +154,16 @@ def draw(figures: dict[str, Any]) -> str:
     """Engines placed, by fill and rule."""
     bars = []
     for fill in FILLS:
-        prefix = f"placed_percent_at_{fill}_percent_fill: "
+        prefix = f"engines_placed_percent_at_{fill}_percent_fill: "
         for key, value in figures.items():
             if key.startswith(prefix):
                 name = key.removeprefix(prefix)
-                bars.append(Bar(f"{fill} % fill, {name}", value, ours=name == "planner"))
-    return draw_bars(f"Engines placed, of those wanted on {CLUSTERS} clusters of 256 x {GPUS} GPUs", "%", bars)
+                bars.append(Bar(f"{fill} %: {name}", value, ours=name == "planner"))
+    return draw_bars(
+        f"Engines placed of those wanted, by fill: the planner and simulations of other rules ({CLUSTERS} clusters)",
+        "%",
+        bars,
+    )
 
 
 def main() -> int:

@@ -57,13 +57,13 @@ class Cluster:
         return self._rack_of[chosen]
 
 
-def place(arrivals: Arrivals, rule: Rule, score: Score, seed: int) -> int:
-    """Whole engines that stand in the end."""
+def place(arrivals: Arrivals, rule: Rule, score: Score, seed: int) -> list[int]:
+    """For each fleet the whole engines that stand in the end."""
     if rule is Rule.PLANNER:
         return _plan(arrivals)
     cluster = Cluster(arrivals, score, random.Random(seed))
     simulate = _leaders_first if rule is Rule.LEADER_FIRST else _pod_by_pod
-    return sum(simulate(cluster, fleet, *_pods(fleet)) for fleet in arrivals.fleets)
+    return [simulate(cluster, fleet, *_pods(fleet)) for fleet in arrivals.fleets]
 
 
 def _pods(fleet: PlacementRequest) -> tuple[int, int]:
@@ -86,14 +86,15 @@ def _pod_by_pod(cluster: Cluster, fleet: PlacementRequest, gpus: int, pods: int)
     return whole
 
 
-def _plan(arrivals: Arrivals) -> int:
+def _plan(arrivals: Arrivals) -> list[int]:
     """Each fleet is planned when it comes, and what stands is not touched, as in the simulations."""
-    nodes, whole = arrivals.nodes, 0
+    nodes, whole = arrivals.nodes, list[int]()
     for fleet in arrivals.fleets:
         held: dict[str, int] = {}
         (plan,) = plan_placement(nodes, [fleet]).fleets
         for engine in plan.engines:
             for node in engine.nodes:
                 held[node] = held.get(node, 0) + engine.gpus
-        nodes, whole = hold(nodes, held), whole + len(plan.engines)
+        nodes = hold(nodes, held)
+        whole.append(len(plan.engines))
     return whole
