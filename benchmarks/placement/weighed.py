@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 from benchmarks.placement.instances import Case
 from rolloutfleet_operator.plan.placement.result import Verdict
-from rolloutfleet_operator.plan.placement.search import BUDGET
-from rolloutfleet_operator.plan.placement.solve import plan_placement
+from rolloutfleet_operator.plan.placement.solve import Limits, plan_placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +18,9 @@ class Weighed:
     """Whether the plan says that no more engines fit, or none is missing."""
 
 
-def weigh(case: Case, budget: int = BUDGET) -> Weighed:
-    """The planner's answer to a case; a budget of 0 leaves its exact search out."""
-    plan = plan_placement(case.nodes, case.requests, budget=budget)
+def weigh(case: Case, limits: Limits | None = None) -> Weighed:
+    """The planner's answer to a case, within its own limits unless others are given."""
+    plan = plan_placement(case.nodes, case.requests, limits=limits or Limits())
     places = [place for fleet in plan.fleets for place in fleet.engines]
     return Weighed(
         engines=len(places),

@@ -100,7 +100,9 @@ def _choose_domain(room: Room, task: Task, seats: dict[int, Seat], standing: Sta
 
 
 def narrow_first(room: Room, task: Task, standing: Standing) -> list[int]:
-    """Domains to try for the whole fleet, best first: preferred levels from narrow to wide, at each the one with least room first."""
+    """Domains to try for the whole fleet, best first: preferred levels from narrow to wide, at each those in use first, the tightest of
+    them before the others.
+    """
     ladder, tree = task.constraints.ladders["fleet"], task.tree
     found: list[int] = []
     leaves = [leaf for seat in standing.kept.values() for leaf in seat.leaves]
@@ -109,7 +111,7 @@ def narrow_first(room: Room, task: Task, standing: Standing) -> list[int]:
             meeting = tree.meeting(leaves)
             domains = [tree.ancestor(meeting, depth)] if tree.depth[meeting] >= depth else []
         else:
-            domains = sorted(tree.at_depth(depth), key=lambda domain: (room.free[domain], domain))
+            domains = sorted(tree.at_depth(depth), key=lambda domain: (room.whole(domain), room.free[domain], domain))
         found += [domain for domain in domains if domain not in found]
     return [
         domain

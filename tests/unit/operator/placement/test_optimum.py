@@ -5,6 +5,8 @@ from benchmarks.placement.exact import solve_exactly
 from benchmarks.placement.instances import make_case
 from benchmarks.placement.weighed import weigh
 
+from rolloutfleet_operator.plan.placement.solve import Limits
+
 SEEDS = range(1000, 1040)
 """The benchmark takes 500 others."""
 
@@ -23,5 +25,5 @@ def test_what_fits_is_placed_and_nothing_better_exists(seed):
 def test_greedy_alone_never_calls_impossible_what_fits():
     for seed in SEEDS:
         case = make_case(seed)
-        ours, exact = weigh(case, budget=0), weigh(case)
+        ours, exact = weigh(case, Limits(exact_nodes=0)), weigh(case)
         assert ours.engines == exact.engines or not ours.certain

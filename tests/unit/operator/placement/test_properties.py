@@ -13,15 +13,15 @@ from rolloutfleet_operator.plan.placement.ranks import locate, plan_ranks
 from rolloutfleet_operator.plan.placement.request import Placed, PlacementRequest
 from rolloutfleet_operator.plan.placement.result import Plan, Verdict
 from rolloutfleet_operator.plan.placement.shape import Parallelism
-from rolloutfleet_operator.plan.placement.solve import plan_placement
+from rolloutfleet_operator.plan.placement.solve import Limits, plan_placement
 
 EXAMPLES = settings(max_examples=80, deadline=None)
-QUICK = 4000
-"""Steps of the exact search: enough to be used, few enough for many examples."""
+QUICK = Limits(exact_steps=4000)
+"""Enough to be used, few enough steps for many examples."""
 
 
-def plan_of(situation: Situation, budget: int = QUICK) -> Plan:
-    return plan_placement(situation.nodes, situation.requests, situation.placed, budget)
+def plan_of(situation: Situation, limits: Limits = QUICK) -> Plan:
+    return plan_placement(situation.nodes, situation.requests, situation.placed, limits)
 
 
 def stands(plan: Plan) -> list[Placed]:
