@@ -132,11 +132,10 @@ def _several(room: Room, task: Task, kind: Kind, standing: Standing) -> list[str
     """The pods of others in one domain whose going would make room for one more engine, those that hold the fewest GPUs."""
     tree, gpus, best = task.tree, kind.shape.gpus, None
     for within in standing.within:
-        inside = tree.inside(within)
         by_domain: dict[int, list[tuple[int, int, int, list[str]]]] = {}
-        for leaf in kind.leaves:
+        for leaf in kind.inside(tree.inside(within)):
             node = tree.node_at[leaf]
-            if leaf not in inside or not node.usable:
+            if not node.usable:
                 continue
             free, going, lost = room.free[leaf], list[str](), 0
             for pod in sorted(node.others, key=lambda pod: (pod.gpus, pod.name)):
