@@ -210,7 +210,7 @@ def _fleet_plan(room: Room, share: _Share, seats: Sequence[Seat], proved: bool) 
     message = ""
     if missing:
         verdict = Verdict.DOES_NOT_FIT if proved else Verdict.NOT_FOUND
-        message = explain_missing(room, task, missing, share.standing, searched=proved)
+        message = explain_missing(room, task, missing, _may_hold(share, seats), searched=proved)
     if share.impossible:
         verdict, message = Verdict.IMPOSSIBLE, share.impossible
     return FleetPlan(
@@ -221,6 +221,13 @@ def _fleet_plan(room: Room, share: _Share, seats: Sequence[Seat], proved: bool) 
         moved=tuple(sorted(share.standing.moved, key=lambda moved: moved.engine)),
         message=message,
     )
+
+
+def _may_hold(share: _Share, seats: Sequence[Seat]) -> tuple[int, ...]:
+    """The domains that may hold the fleet, now that these engines have seats."""
+    tree, depth = share.task.tree, share.task.constraints.ladders["fleet"].required
+    leaves = [leaf for seat in (*share.standing.kept.values(), *seats) for leaf in seat.leaves[:1]]
+    return (tree.ancestor(leaves[0], depth),) if leaves else share.standing.within
 
 
 def _place(task: Task, engine: int, seat: Seat, *, kept: bool) -> EnginePlace:

@@ -7,7 +7,7 @@ from rolloutfleet_operator.plan.placement.nodes import PRODUCT_LABEL, NodeFacts,
 from rolloutfleet_operator.plan.placement.request import Placed, PlacementRequest, Rule
 from rolloutfleet_operator.plan.placement.result import Verdict
 from rolloutfleet_operator.plan.placement.shape import Parallelism
-from rolloutfleet_operator.plan.placement.solve import plan_placement
+from rolloutfleet_operator.plan.placement.solve import Limits, plan_placement
 from rolloutfleet_operator.plan.placement.tree import HOST, Level
 
 LEVELS = (
@@ -55,6 +55,24 @@ def nodes_of(plan, index: int = 0) -> list[tuple[str, ...]]:
 def test_the_smallest_sufficient_rest_is_used_first():
     plan = plan_placement([node("n1", "r1"), node("n2", "r1", 2), node("n3", "r2", 4)], [fleet(tensor=4)])
     assert nodes_of(plan) == [("n3",)]
+
+
+@pytest.mark.parametrize("limits", [Limits(), Limits(several_nodes=0)])
+def test_one_domain_of_many_nodes_is_filled_by_the_same_rules(limits):
+    used = [node(f"n{index}", "r1", index % 5) for index in range(200)]
+    plan = plan_placement(used, [fleet(100, tensor=4), fleet(20, tensor=8, name="b")], limits=limits)
+    held = {each.name: each.used_by_others for each in used}
+    assert plan.complete
+    # Engines of four fill the nodes with exactly four left, then those with least more; the whole ones are for the engines of eight.
+    assert [held[place.nodes[0]] for place in plan.fleets[0].engines] == [4] * 40 + [3] * 40 + [2] * 20
+    assert {held[place.nodes[0]] for place in plan.fleets[1].engines} == {0}
+
+
+def test_an_engine_of_many_pods_takes_its_nodes_out_of_one_domain_of_many():
+    cluster = [node(f"n{index}", "r1", index % 3) for index in range(300)]
+    plan = plan_placement(cluster, [fleet(12, tensor=4, pipeline=8, gpus_per_node=4, engine=Rule("rack"))])
+    assert plan.complete
+    assert all(len(set(place.nodes)) == 8 for place in plan.fleets[0].engines)
 
 
 def test_a_rack_in_use_is_filled_before_a_whole_one_is_broken():
@@ -278,6 +296,14 @@ class TestMessages:
         cluster = [node("n0", "r1", 2), node("n1", "r1", 1), node("n2", "r2", 8), node("n3", "r2", 8)]
         (only,) = plan_placement(cluster, [fleet(1, pipeline=2, engine=Rule("rack"))]).fleets
         assert only.message.endswith("draining pods x/n0, x/n1 would do")
+
+    def test_the_rest_of_a_fleet_is_explained_where_the_fleet_is(self):
+        cluster = [node("n0", "r1"), node("n1", "r1", 4), *(node(f"m{i}", "r2", 1) for i in range(2))]
+        (only,) = plan_placement(cluster, [fleet(2, tensor=8, fleet=Rule("rack"))]).fleets
+        assert only.message == (
+            "1 of 2 engines placed; engine 1 needs 8 GPUs on one node, largest free is 4 (node n1); "
+            "draining pod x/n1 (4 GPUs on node n1) would do"
+        )
 
     def test_a_closed_node_is_named_with_why(self):
         (only,) = plan_placement([node("n0", cordoned=True)], [fleet()]).fleets
