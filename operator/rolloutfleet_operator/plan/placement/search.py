@@ -14,7 +14,7 @@ from rolloutfleet_operator.plan.placement.supply import Kind
 from rolloutfleet_operator.plan.placement.task import Seat, Task
 
 BUDGET = 40_000
-"""Steps: one for each partial arrangement of one engine, ten for each engine that is tried; about as many hundredths of a millisecond."""
+"""Steps: one for a domain or a partial arrangement of an engine, ten for an engine that is tried; a hundredth of a millisecond each."""
 _TRY = 10
 
 
@@ -148,14 +148,15 @@ class Search:
         """Seats for one engine that differ in more than names: how good they are, nodes, GPUs of each pod, levels missed and pods."""
         task, tree, before = self._wanted[index].task, self._tree, sum(self._room.whole_gpus())
         for kind in self._kinds[index]:
-            seen = set()
+            seen, ways = set(), _Ways(self, kind, signs)
             for domain in tree.at_depth(max(kind.bounds.engine, tree.depth[within]), within):
                 # What lies around a domain tells it from another that holds the same.
                 around = tuple(signs[each] for each in tree.path(domain))
                 if around in seen:
                     continue
                 seen.add(around)
-                for leaves in _Ways(self, kind, signs).of(domain, kind.shape.middles).values():
+                self.spend(1)
+                for leaves in ways.of(domain, kind.shape.middles).values():
                     seat = task.seat(kind, list(leaves))
                     miss = task.missed(seat)
                     self._room.take_all(seat.leaves, seat.gpus)
