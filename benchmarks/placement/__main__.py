@@ -170,7 +170,7 @@ def draw(figures: dict[str, Any]) -> str:
                 name = key.removeprefix(prefix)
                 bars.append(Bar(f"{fill} %: {name}", value, ours=name == "planner"))
     return draw_bars(
-        f"Engines placed of those wanted, by fill: the planner and simulations of other rules ({CLUSTERS} clusters)",
+        "Engines placed of those wanted, by fill (other rules are simulated)",
         "%",
         bars,
     )
