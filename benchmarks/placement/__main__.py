@@ -96,8 +96,8 @@ def measure_gap(record: Record) -> None:
         found = {name: weigh(case, limits) for name, limits in EFFORTS.items()}
         unproved += not best.proved
         wrong += any(each.certain and each.engines < best.engines for each in found.values())
-        counts = {name: [each.engines, each.pods, each.whole] for name, each in found.items()}
-        record.add(part="gap", seed=seed, proved=best.proved, optimum=[best.engines, best.pods, best.whole], **counts)
+        counts = {name: _said(each) for name, each in found.items()}
+        record.add(part="gap", seed=seed, proved=best.proved, optimum=_said(best), **counts)
         if best.proved:
             for name, each in found.items():
                 pairs[name].append((each, best))
@@ -114,6 +114,10 @@ def measure_gap(record: Record) -> None:
     record.figure("instances", INSTANCES)
     record.figure("instances_without_a_proved_optimum", unproved)
     record.figure("feasible_called_infeasible", wrong)
+
+
+def _said(result: Weighed | Optimum) -> str:
+    return f"{result.engines} engines, {result.pods} pods, {result.whole} GPUs in whole domains"
 
 
 def _total_gap(pairs: list[tuple[Weighed, Optimum]]) -> float:
