@@ -1,4 +1,7 @@
-"""``python -m rolloutfleet_operator``: checks the cluster, takes the Lease, and runs the operator until either ends."""
+"""``python -m rolloutfleet_operator``: checks the cluster, takes the Lease, and runs the operator until either ends.
+
+``python -m rolloutfleet_operator plan`` is another thing: it plans offline, and needs no cluster (:mod:`rolloutfleet_operator.offline`).
+"""
 
 import argparse
 import asyncio
@@ -25,6 +28,7 @@ from rolloutfleet_operator.handlers.registry import Handlers
 from rolloutfleet_operator.handlers.settings import configure
 from rolloutfleet_operator.logs import configure_logging
 from rolloutfleet_operator.metrics import Metrics
+from rolloutfleet_operator.offline import main as plan_offline
 from rolloutfleet_operator.reconcile.runtime import Runtime
 from rolloutfleet_operator.reconcile.ticks import Ticks
 from rolloutfleet_operator.reconcile.wakes import Wakes
@@ -187,7 +191,10 @@ def _terms(config: Config) -> LeaseTerms:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status: 0 after a signal, 1 when the cluster is not prepared, 75 when the Lease was lost."""
+    """Exit status: 0 after a signal, 1 when the cluster is not prepared, 75 when the Lease was lost; ``plan`` has its own."""
+    given = sys.argv[1:] if arguments is None else arguments
+    if given and given[0] == "plan":
+        return plan_offline(given[1:])
     config, options = read_config(arguments, os.environ)
     configure_logging(options.log_format, debug=options.debug)
     try:
