@@ -199,6 +199,12 @@ bench-fanout: engines-env ## pause and resume 4, 64 and 256 engines, beside bare
 	$(call step,$@)
 	@OMP_NUM_THREADS=1 PYTHONPATH=client:operator:worker_image:. $(ENGINES_BIN)/python -m benchmarks.fanout
 
+# One core, no GPU; TINY=1 rehearses and leaves the result files alone.
+.PHONY: bench-placement
+bench-placement: setup ## the planner: seconds, gap to the optimum, engines placed beside other rules
+	$(call step,$@)
+	@PYTHONPATH=client:operator:. $(BIN)/python -m benchmarks.placement
+
 # Needs no GPU, but root, for namespaces. A bad end makes it fail; `--seed S --run K -v` is one run again.
 .PHONY: bench-chaos
 bench-chaos: engines-env ## faults put into real parties at every phase: RUNS=200 VLLM_RUNS=12 SEED=1

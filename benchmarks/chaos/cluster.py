@@ -243,7 +243,9 @@ class ClusterFleet(Standing):
         self.stage.kubectl("delete", "rolloutfleet", NAME, "-n", NAMESPACE, "--timeout=180s")
 
     def _keep_logs(self) -> None:
-        """What every pod of the fleet has said, and its container of before, for whoever asks why a run ended badly."""
+        """What every pod of the fleet has said, and its container of before, and the events, for whoever asks why a run ended badly."""
+        events = self.stage.kubectl("get", "events", "-n", NAMESPACE, "--sort-by=.lastTimestamp")
+        (self.folder / "events.txt").write_text(events)
         for pod in self.get_items("pods", "-n", NAMESPACE, "-l", f"rolloutfleet.io/fleet={NAME}"):
             name = pod["metadata"]["name"]
             for which in ((), ("--previous",)):

@@ -13,6 +13,7 @@ class Kind(StrEnum):
     """What happens."""
 
     KILL = "kill -9"
+    END = "SIGTERM"
     STOP = "SIGSTOP, then SIGCONT"
     FREEZE = "SIGSTOP for good"
     CUT = "network cut, then mended"
@@ -20,6 +21,10 @@ class Kind(StrEnum):
     SLOW = "slow network"
     REFUSE = "API server down"
     SILENCE = "API server silent"
+
+
+FATAL: Final = frozenset({Kind.KILL, Kind.END, Kind.FREEZE, Kind.LOSE})
+"""What a process does not live on from."""
 
 
 class Who(StrEnum):
@@ -104,6 +109,7 @@ def _deck() -> list[Card]:
     cards = [(Kind.KILL, who, phase) for who in _PROCESSES for phase in PHASES] * 3
     cards += [(Kind.KILL, who, Phase.TRANSFERRING) for who in (Who.RANK, Who.LAUNCHER)] * 3
     some = (Phase.FORMING, Phase.PREPARING, Phase.TRANSFERRING, Phase.COMMITTING)
+    cards += [(Kind.END, who, phase) for who in (Who.LAUNCHER, Who.SYNC) for phase in (Phase.READY, *some)]
     cards += [(Kind.STOP, who, phase) for who in _PROCESSES for phase in some]
     cards += [(Kind.FREEZE, who, Phase.TRANSFERRING) for who in _PROCESSES]
     reached = (Who.TRAINER, Who.ENGINE, Who.SYNC)
@@ -135,6 +141,8 @@ def deal_cluster(seed: int, number: int, engines: int, card: Card | None = None)
     parties = (Who.TRAINER, Who.RANK, Who.LAUNCHER, Who.SYNC, Who.OPERATOR)
     phases = (Phase.READY, Phase.FORMING, Phase.PREPARING, Phase.TRANSFERRING, Phase.COMMITTING)
     cards = [(Kind.KILL, who, phase) for who in parties for phase in phases]
+    cards += [(Kind.END, who, Phase.TRANSFERRING) for who in (Who.LAUNCHER, Who.SYNC, Who.OPERATOR)]
+    cards += [(Kind.END, Who.LAUNCHER, phase) for phase in (Phase.FORMING, Phase.PREPARING, Phase.COMMITTING)]
     cards += [(Kind.STOP, who, Phase.TRANSFERRING) for who in parties]
     cards += [(Kind.SILENCE, Who.API, phase) for phase in phases]
     random.Random(f"cluster {seed} {number // len(cards)}").shuffle(cards)

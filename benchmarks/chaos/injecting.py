@@ -92,7 +92,7 @@ class Injection:
         self.seconds = time.monotonic()
         if not self._signal(fleet):
             if not isinstance(fleet, Fleet):
-                raise ValueError(f"{fault}: a fleet in a cluster takes kills and halts alone")
+                raise ValueError(f"{fault}: a fleet in a cluster takes signals alone")
             self._inject(fleet)
 
     def settle(self) -> None:
@@ -108,6 +108,8 @@ class Injection:
         match fault.kind:
             case Kind.KILL:
                 party.signal(signal.SIGKILL, word)
+            case Kind.END:
+                party.signal(signal.SIGTERM, word)
             case Kind.STOP | Kind.SILENCE:
                 party.signal(signal.SIGSTOP, word)
                 self._later(fault.lasts_seconds, lambda: party.signal(signal.SIGCONT, word))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from benchmarks.chaos.faults import BEFORE_DECISION, Fault, Kind, Who
+from benchmarks.chaos.faults import BEFORE_DECISION, FATAL, Fault, Kind, Who
 from benchmarks.chaos.fleet import Fleet
 from benchmarks.chaos.injecting import AnyFleet, Injection, Observer
 from benchmarks.chaos.judge import Answer, judge_answers, seconds_to_serving
@@ -124,7 +124,7 @@ class Run:
     def _watch_victim(self) -> Callable[[], bool]:
         """Tells, after the fault, whether the supervisor has started anew what does not live on: until then all may look well."""
         fleet, fault = self._fleet, self._fault
-        if fault.who is Who.TRAINER or fault.kind not in {Kind.KILL, Kind.FREEZE, Kind.LOSE}:
+        if fault.who is Who.TRAINER or fault.kind not in FATAL:
             return lambda: True
         if fault.who in {Who.SYNC, Who.OPERATOR}:
             job = fleet.sync if fault.who is Who.SYNC or isinstance(fleet, Fleet) else fleet.operator
@@ -153,7 +153,7 @@ class Run:
     def _finish(self, target: int, injection: Injection) -> None:
         """Follow the call that was under way, and ask again until a version is there."""
         fleet, fault, outcome = self._fleet, self._fault, self._outcome
-        asked_by_another = fault.who is Who.TRAINER and fault.kind in {Kind.KILL, Kind.FREEZE, Kind.LOSE}
+        asked_by_another = fault.who is Who.TRAINER and fault.kind in FATAL
         if asked_by_another:
             if fault.kind is not Kind.KILL:
                 time.sleep(fleet.lease_seconds)

@@ -10,6 +10,7 @@ from generate.architecture import render_architecture
 from generate.chart import render_chart_crds, render_chart_readme
 from generate.conditions import render_conditions
 from generate.crds import render_crds
+from generate.placement import render_placement_example
 from generate.roles import render_chart_rules
 
 
@@ -25,6 +26,7 @@ def render_all(root: Path) -> dict[Path, str]:
         Path("docs/api.md"): render_api_reference(crds),
         Path("docs/conditions.md"): render_conditions(root),
         Path("docs/architecture.svg"): render_architecture(),
+        Path("docs/placement.svg"): render_placement_example(root),
     }
 
 

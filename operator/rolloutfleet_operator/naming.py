@@ -58,6 +58,9 @@ MAX_FLEET_NAME: Final = 40
 
 VOLUME_PREFIX: Final = "rolloutfleet-"
 
+COMPUTE_DOMAIN_GROUP: Final = "resource.nvidia.com"
+COMPUTE_DOMAIN_KIND: Final = "ComputeDomain"
+
 
 def token_name(fleet: str) -> str:
     """Name of the Secret that holds the fleet's bearer token."""
@@ -87,6 +90,11 @@ def sync_name(fleet: str) -> str:
 def sync_job_name(fleet: str, revision: str) -> str:
     """Name of the sync Job of one template revision."""
     return f"{fleet}-sync-{revision}"
+
+
+def compute_domain_name(fleet: str) -> str:
+    """Name of the fleet's ComputeDomain, and of the ResourceClaimTemplate that comes with it."""
+    return f"{fleet}-fabric"
 
 
 def standing_weightsync_name(fleet: str) -> str:

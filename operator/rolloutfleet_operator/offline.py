@@ -4,7 +4,7 @@ import argparse
 import json
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,7 +12,8 @@ import yaml
 
 from rolloutfleet_operator.errors import InvalidSpecError
 from rolloutfleet_operator.naming import FLEET_KIND
-from rolloutfleet_operator.plan.placement.observe import observe_nodes, observe_placed, observe_request
+from rolloutfleet_operator.plan.placement.asked import observe_request
+from rolloutfleet_operator.plan.placement.observe import observe_nodes, observe_placed
 from rolloutfleet_operator.plan.placement.result import Plan, Verdict
 from rolloutfleet_operator.plan.placement.solve import plan_placement
 from rolloutfleet_operator.plan.placement.tree import DEFAULT_LEVELS, Level
@@ -64,9 +65,18 @@ def build_parser() -> argparse.ArgumentParser:
         f"(default: {', '.join(f'{level.name}={level.label}' for level in DEFAULT_LEVELS)})",
     )
     parser.add_argument("-o", "--output", choices=("text", "yaml", "json", "svg"), default="text", help="output format")
-    parser.add_argument("--width", type=int, help="columns of the picture in text (default: the terminal's)")
     parser.add_argument(
-        "--first-rank", type=int, default=1, help="the first engine rank: trainers have those before it (default: 1)"
+        "--width",
+        type=_at_least(20),
+        metavar="COLUMNS",
+        help="columns of the picture in text (default: the terminal's)",
+    )
+    parser.add_argument(
+        "--first-rank",
+        type=_at_least(0),
+        default=1,
+        metavar="RANK",
+        help="the first engine rank: trainers have those before it (default: 1)",
     )
     return parser
 
@@ -78,13 +88,23 @@ def _level(text: str) -> Level:
     return Level(name, label)
 
 
+def _at_least(least: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least {least}")
+        return int(text)
+
+    return read
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; the exit status is that of its help."""
     options = build_parser().parse_args(arguments)
     try:
         plan = plan_files(options)
     except (InvalidSpecError, ValueError, OSError) as error:
-        print(f"rolloutfleet plan: {error}", file=sys.stderr)  # noqa: T201 - it is a command
+        words = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
+        print(f"rolloutfleet plan: {words}", file=sys.stderr)  # noqa: T201 - it is a command
         return EXIT_REFUSED
     sys.stdout.write(_show(plan, options))
     failed = [fleet for fleet in plan.fleets if not fleet.complete]
@@ -112,25 +132,31 @@ def plan_files(options: argparse.Namespace) -> Plan:
 
 
 def _objects(path: str, kind: str) -> Iterator[Mapping[str, Any]]:
-    """The objects of one kind in a file: documents, lists, or both; at least one."""
-    count = 0
+    """The objects of one kind in a file: documents, lists, or both; at least one, but for pods, of which there may be none."""
+    kinds = set()
+    for body in _bodies(path):
+        if not isinstance(body, Mapping):
+            raise ValueError(f"{path} holds {body!r:.40}, but a {kind} or a list of them is wanted")  # noqa: TRY004 - of a file
+        if body.get("kind", kind) == kind:
+            metadata = body.get("metadata")
+            if not isinstance(metadata, Mapping) or not isinstance(metadata.get("name"), str):
+                raise ValueError(f"{path} holds a {kind} without a metadata.name that is a string")
+            yield body
+        kinds.add(str(body.get("kind", kind)))
+    if kind not in kinds and (kind != "Pod" or kinds):
+        raise ValueError(f"{path} holds no {kind}" + (f", but {', '.join(sorted(kinds))}" if kinds else ""))
+
+
+def _bodies(path: str) -> Iterator[object]:
     try:
         documents = list(yaml.load_all(Path(path).read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is no YAML: {error}") from error
     for document in documents:
-        if document is None:
-            continue
-        if not isinstance(document, Mapping):
-            raise ValueError(f"{path} holds {type(document).__name__}, but a {kind} or a list of them is wanted")  # noqa: TRY004 - of a file
-        for body in document.get("items", [document]):
-            if body.get("kind", kind) == kind:
-                if not (body.get("metadata") or {}).get("name"):
-                    raise ValueError(f"{path} holds a {kind} without metadata.name")
-                count += 1
-                yield body
-    if not count and kind != "Pod":
-        raise ValueError(f"{path} holds no {kind}")
+        if isinstance(document, Mapping) and isinstance(document.get("items"), list):
+            yield from document["items"]
+        elif document is not None:
+            yield document
 
 
 def _show(plan: Plan, options: argparse.Namespace) -> str:

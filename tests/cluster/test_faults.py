@@ -2,6 +2,7 @@
 
 import json
 import threading
+from pathlib import Path
 
 import pytest
 from tests.cluster.conftest import LiveFleet
@@ -81,6 +82,35 @@ def test_a_replaced_engine_gets_no_traffic_before_it_holds_the_fleets_version(fl
     fleet.await_ready()
     for pod in fleet.pods():
         assert fleet.generate(pod, PROMPT) == (after["expected"][PROMPT], after["result"]["version"])
+
+
+@pytest.mark.scenario("F78")
+def test_a_node_that_is_drained_in_mid_refit_costs_its_engine_alone(fleet: LiveFleet, tmp_path: Path):
+    fleet.refit(seed=55)
+    fleet.await_ready()
+    drained, survivor = fleet.pods()
+    node = drained["spec"]["nodeName"]
+    answers: list[dict] = []
+    held = {"hold_at": "Transferring", "hold_in": tmp_path, "prompt": [PROMPT]}
+    refit = threading.Thread(target=lambda: answers.append(fleet.refit(seed=56, check=False, **held)))
+    refit.start()
+    fleet.await_that("every engine is prepared", (tmp_path / "held").exists, 60)
+    ours = f"rolloutfleet.io/fleet={fleet.name},rolloutfleet.io/engine=0"
+    try:
+        fleet.stage.kubectl("drain", node, f"--pod-selector={ours}", "--delete-emptydir-data", "--timeout=120s")
+        (tmp_path / "go").touch()
+        refit.join(120)
+    finally:
+        fleet.stage.kubectl("uncordon", node)
+    assert "result" in answers[0], answers[0]["message"]
+    result = answers[0]["result"]
+    assert result["members"] == [survivor["metadata"]["name"]]
+    assert [lost["podName"] for each in result["attempts"] for lost in each["lost"]] == [drained["metadata"]["name"]]
+    assert fleet.generate(survivor, PROMPT) == (answers[0]["expected"][PROMPT], result["version"])
+    fleet.await_that("the replacement is up and stale", lambda: _stale_pod(fleet, drained["metadata"]["name"]), 240)
+    fleet.refit(seed=57)
+    fleet.await_ready()
+    assert fleet.pods()[1]["metadata"]["uid"] == survivor["metadata"]["uid"]
 
 
 @pytest.mark.scenario("F72")

@@ -6,7 +6,9 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,6 +34,19 @@ def die_half_way() -> Callable[[RefitView], None]:
     return lambda view: transferring.set() if view.phase is Phase.TRANSFERRING else None
 
 
+def watch_phases(phases: list[str], hold_at: Phase | None, folder: Path | None) -> Callable[[RefitView], None]:
+    """A watcher that notes phases, and holds this trainer in one: it makes the file ``held`` and goes on once ``go`` is there."""
+
+    def watch(view: RefitView) -> None:
+        phases.append(view.phase)
+        if folder is not None and view.phase is hold_at and not (folder / "held").exists():
+            (folder / "held").touch()
+            while not (folder / "go").exists():
+                time.sleep(0.05)  # a file is no event
+
+    return watch
+
+
 def named_tensors(model: torch.nn.Module, arguments: argparse.Namespace) -> list[tuple[str, torch.Tensor]]:
     named = [(name, tensor.detach()) for name, tensor in model.named_parameters() if name not in arguments.drop]
     named = [(name, tensor[..., :-1].contiguous() if name in arguments.misshape else tensor) for name, tensor in named]
@@ -50,6 +65,8 @@ def main() -> None:
     parser.add_argument("--add", action="append", default=[])
     parser.add_argument("--misshape", action="append", default=[])
     parser.add_argument("--die", action="store_true")
+    parser.add_argument("--hold-at", type=Phase)
+    parser.add_argument("--hold-in", type=Path)
     parser.add_argument("--take-over", action="store_true")
     arguments = parser.parse_args()
     torch.manual_seed(arguments.seed)
@@ -59,7 +76,7 @@ def main() -> None:
     try:
         with rolloutfleet.connect(arguments.address, take_over=arguments.take_over) as fleet:
             phases: list[str] = []
-            watch = die_half_way() if arguments.die else lambda view: phases.append(view.phase)
+            watch = die_half_way() if arguments.die else watch_phases(phases, arguments.hold_at, arguments.hold_in)
             result = fleet.refit(tensors, version=arguments.version, timeout=120, progress=watch)
     except (rolloutfleet.RolloutFleetError, TypeError, ValueError) as error:
         print(json.dumps({"error": type(error).__name__, "message": str(error)}))

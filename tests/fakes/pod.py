@@ -104,7 +104,7 @@ class RankDouble:
         if self.blocks:
             self.entered.set()
             self.aborted.wait(20)
-            raise RankError(f"rank {self.rank}: aborted", touched=True)
+            raise RankError(f"rank {self.rank}: aborted", touched=True, cut_off=True)
         if self.failure:
             raise self.failure
         return {

@@ -93,8 +93,7 @@ class EnginePod(SleepVerbs, PeerVerbs):
             try:
                 answers = await self._order("join", orders, call.deadline_seconds)
             except RankFailedError as failure:
-                code = ProblemCode.PEER_LOST if failure.cut_off else ProblemCode.MEMBER_ABSENT
-                raise self._problem(code, str(failure)) from failure
+                raise self._problem(self._code_of(failure, ProblemCode.MEMBER_ABSENT), str(failure)) from failure
             self.fence = self.fence.join_done()
         return JoinReport(ranks=tuple(answers[local]["rank"] for local in range(self._rank_count)))
 
@@ -111,7 +110,7 @@ class EnginePod(SleepVerbs, PeerVerbs):
             try:
                 answers = await self._order("prepare", self._ranks.every_rank(body), call.deadline_seconds)
             except RankFailedError as failure:
-                code = ProblemCode.PEER_LOST if failure.cut_off else ProblemCode.TRANSFER_FAILED
+                code = self._code_of(failure, ProblemCode.TRANSFER_FAILED)
                 raise self._problem(code, f"the transfer could not be prepared: {failure}") from failure
         return merge_prepares(list(answers.values()))
 
@@ -147,8 +146,7 @@ class EnginePod(SleepVerbs, PeerVerbs):
                 answers = await self._order("receive", self._ranks.every_rank(body), call.deadline_seconds)
             except RankFailedError as failure:
                 await self._transfer_failed(was, touched=failure.touched and not call.staged, message=str(failure))
-                code = ProblemCode.PEER_LOST if failure.cut_off else ProblemCode.TRANSFER_FAILED
-                raise self._problem(code, str(failure)) from failure
+                raise self._problem(self._code_of(failure, ProblemCode.TRANSFER_FAILED), str(failure)) from failure
             except ProblemError as problem:
                 await self._transfer_failed(was, touched=not call.staged, message=str(problem))
                 raise

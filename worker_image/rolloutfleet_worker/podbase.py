@@ -13,7 +13,7 @@ from rolloutfleet.contract.policy import PauseMode
 from rolloutfleet.contract.problems import ProblemCode, ProblemError
 from rolloutfleet.contract.worker import Call, Locality, SleepLevel, WakeTag, WorkerReport, WorkerState
 from rolloutfleet_worker.fence import Door, Fence, Stale
-from rolloutfleet_worker.ranks import ABORT_SECONDS, Ranks, RankStuckError
+from rolloutfleet_worker.ranks import ABORT_SECONDS, RankFailedError, Ranks, RankStuckError
 from rolloutfleet_worker.wire import Frame
 
 log = logging.getLogger(__name__)
@@ -300,6 +300,12 @@ class PodBase:
         except ProblemError:
             log.exception("the epoch could not be ended, trying again in %g s", RESCUE_RETRY_SECONDS)
             self._hold(RESCUE_RETRY_SECONDS)
+
+    def _code_of(self, failure: RankFailedError, otherwise: ProblemCode) -> ProblemCode:
+        """How a failure of the ranks is told: one that is this engine's own leaving is nobody else's fault."""
+        if self.fence.leaving:
+            return ProblemCode.MEMBER_ABSENT
+        return ProblemCode.PEER_LOST if failure.cut_off else otherwise
 
     def _problem(self, code: ProblemCode, message: str) -> ProblemError:
         return ProblemError(code, message, member=self.fence.identity.pod_name)

@@ -8,6 +8,7 @@ from uuid import uuid4
 
 from rolloutfleet.contract import names
 from rolloutfleet_worker.fence import Identity
+from rolloutfleet_worker.verbs_devices import DEVICES, find_verbs_fault
 from rolloutfleet_worker.virtual_gpu import PRELOAD_FILE, find_virtual_gpu
 
 _FORBIDDEN = {
@@ -52,7 +53,9 @@ class Settings:
     """How long after the order to end the kubelet waits; 0 where nobody routes requests here, so that none is waited for."""
 
 
-def read_settings(environment: Mapping[str, str] = os.environ, preload: Path = PRELOAD_FILE) -> Settings:
+def read_settings(
+    environment: Mapping[str, str] = os.environ, preload: Path = PRELOAD_FILE, devices: Path = DEVICES
+) -> Settings:
     """Settings from environment variables.
 
     Raises:
@@ -69,7 +72,7 @@ def read_settings(environment: Mapping[str, str] = os.environ, preload: Path = P
     token_file = Path(environment.get(names.ENV_TOKEN_FILE, names.TOKEN_FILE))
     token = token_file.read_text().strip() if token_file.is_file() else ""
     faults += [f"{name} is set; {reason}" for name, reason in _FORBIDDEN.items() if environment.get(name, "0") != "0"]
-    faults += filter(None, [find_virtual_gpu(environment, preload)])
+    faults += filter(None, [find_virtual_gpu(environment, preload), find_verbs_fault(environment, devices)])
     if not token:
         faults.append(f"{names.ENV_TOKEN_FILE} names {token_file}, which holds no token")
     generation_port = _whole_number(environment, "ROLLOUTFLEET_GENERATION_PORT", names.GENERATION_PORT, faults)

@@ -6,16 +6,20 @@ from datetime import UTC, datetime
 
 from rolloutfleet.cli.arguments import Options, parse
 from rolloutfleet.cli.failure import Failure
-from rolloutfleet.cli.installed import find_command
+from rolloutfleet.cli.installed import BROUGHT_BY, load_command
 from rolloutfleet.cli.mending_arguments import ReleaseOptions, ReviveOptions
 from rolloutfleet.cli.refit_arguments import RefitOptions
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command; the exit status is 0, 1 when it failed with a message on stderr, 2 for wrong arguments; ``refit`` has some more."""
+    """Runs the command; the exit status is 0, 1 when it failed with a message on stderr, 2 for wrong arguments; two commands have more."""
     given = list(sys.argv[1:] if argv is None else argv)
-    if given and (command := find_command(given[0])):
-        return command(given[1:])
+    if given and given[0] in BROUGHT_BY:
+        try:
+            return load_command(given[0])(given[1:])
+        except Failure as failure:
+            print(f"rolloutfleet: {failure}", file=sys.stderr)
+            return 1
     options = parse(given)
     if isinstance(options, RefitOptions):
         from rolloutfleet.cli.refitting import refit_from_checkpoint

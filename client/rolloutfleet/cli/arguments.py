@@ -8,6 +8,7 @@ from typing import Final
 
 import rolloutfleet
 from rolloutfleet.cli.argument_types import namespace
+from rolloutfleet.cli.installed import BROUGHT_BY
 from rolloutfleet.cli.mending_arguments import (
     ReleaseOptions,
     ReviveOptions,
@@ -30,7 +31,7 @@ examples:
   rolloutfleet refit-history quickstart --plot refits.svg
   rolloutfleet release quickstart         let engines serve that are held since a refit failed
   rolloutfleet revive quickstart 1        another chance for a retired engine
-  rolloutfleet plan -f fleet.yaml --nodes nodes.yaml   where engines would go; comes with the operator's distribution
+  rolloutfleet plan -f fleet.yaml --nodes nodes.yaml   where engines would go
   kubectl rolloutfleet status -n rl       the same command, called by kubectl
 """
 
@@ -82,6 +83,8 @@ def parse(argv: Sequence[str]) -> Options | RefitOptions | ReleaseOptions | Revi
     _add_url(status)
     history = _add_history(commands)
     add_refit(commands)
+    for name, distribution in BROUGHT_BY.items():
+        commands.add_parser(name, add_help=False, help=f"show where engines would go (with {distribution} installed)")
     add_release(commands)
     revive = add_revive(commands)
     given = parser.parse_args(argv)

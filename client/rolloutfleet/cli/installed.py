@@ -1,22 +1,27 @@
-"""Commands that another installed distribution adds, such as ``plan`` of the operator's."""
+"""Commands that another distribution brings, where it is installed: this one must not need the operator's."""
 
 from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
 from typing import Final
 
+from rolloutfleet.cli.failure import Failure
+
 GROUP: Final = "rolloutfleet.commands"
 """Entry points of this group are functions from arguments to an exit status, named as the command."""
-OWN: Final = frozenset({"status", "refit", "refit-history"})
+BROUGHT_BY: Final = {"plan": "rolloutfleet-operator"}
+"""Command -> distribution."""
 
 
-def find_command(name: str) -> Callable[[Sequence[str]], int] | None:
-    """The command of that name; None when it is one of our own, or when no distribution brings it.
+def load_command(name: str) -> Callable[[Sequence[str]], int]:
+    """The command of that name.
 
     Raises:
+        Failure: its distribution is not installed.
         ImportError: the distribution is there, but not whole.
     """
-    if name in OWN or name.startswith("-"):
-        return None
-    found = sorted(entry_points(group=GROUP, name=name), key=lambda point: point.value)
-    command: Callable[[Sequence[str]], int] | None = found[0].load() if found else None
-    return command
+    for point in entry_points(group=GROUP, name=name):
+        command: Callable[[Sequence[str]], int] = point.load()
+        return command
+    raise Failure(
+        f"{name} comes with the distribution {BROUGHT_BY[name]}, which is not installed here: pip install {BROUGHT_BY[name]}"
+    )

@@ -9,13 +9,14 @@ from rolloutfleet_operator.api.arguments import (
     argument_faults,
     environment_faults,
 )
-from rolloutfleet_operator.api.base import ApiModel, cel
+from rolloutfleet_operator.api.base import ApiModel, cel, schema
 from rolloutfleet_operator.api.engine import (
     PARALLELISM_VALIDATIONS,
     EngineSpec,
     ParallelismSpec,
     parallelism_faults,
 )
+from rolloutfleet_operator.api.fabric import FABRIC_VALIDATIONS, FabricSpec, fabric_faults
 from rolloutfleet_operator.api.model import ModelSpec
 from rolloutfleet_operator.api.placement import PlacementSpec
 from rolloutfleet_operator.api.recovery import RecoverySpec
@@ -36,6 +37,11 @@ class RolloutFleetSpec(ApiModel):
     placement: PlacementSpec = Field(
         default_factory=PlacementSpec, description="placement says what engines need of a node."
     )
+    fabric: FabricSpec = Field(
+        default_factory=FabricSpec,
+        description="fabric says what carries data between GPUs of different nodes.",
+        json_schema_extra=schema(validations=FABRIC_VALIDATIONS),
+    )
     template: TemplateSpec = Field(default_factory=TemplateSpec, description="template is what else engine pods carry.")
     refit: RefitSpec = Field(default_factory=RefitSpec, description="refit says how new weights reach the engines.")
     recovery: RecoverySpec = Field(
@@ -51,9 +57,9 @@ class RolloutFleetSpec(ApiModel):
     )
 
     @model_validator(mode="after")
-    def _nothing_that_does_not_fit(self) -> Self:
+    def _nothing_that_contradicts(self) -> Self:
         faults = argument_faults(self.engine.args) + environment_faults(each.name for each in self.engine.env)
-        faults += parallelism_faults(self.parallelism)
+        faults += parallelism_faults(self.parallelism) + fabric_faults(self.fabric)
         if self.engine.lora is not None and self.parallelism.pods > 1:
             faults.append(f"engine.lora needs engines of one pod, and parallelism gives each {self.parallelism.pods}")
         if faults:
@@ -126,6 +132,11 @@ SPEC_VALIDATIONS = [
     cel(
         "self.refit.transport != 'Gloo' || self.placement.gpuResource == ''",
         "refit.transport Gloo is for engines on CPUs, and placement.gpuResource names GPUs: set Auto or Native, or empty it",
+    ),
+    cel(
+        "self.fabric.preset == 'None' || self.placement.gpuResource != ''",
+        "fabric.preset needs GPUs, and placement.gpuResource is empty",
+        expression="'fabric.preset is ' + self.fabric.preset + ' but placement.gpuResource is empty; set it to None, or name the GPUs'",
     ),
     cel(
         "self.replicas == 0 || self.refit.minReady <= self.replicas",

@@ -35,6 +35,7 @@ FLEET_RULES: Final[tuple[Rule, ...]] = (
     Rule("", "serviceaccounts", _APPLIED),
     Rule("", "services", _APPLIED),
     Rule("batch", "jobs", ("create", "delete", "get", "list", "watch")),
+    Rule(naming.COMPUTE_DOMAIN_GROUP, "computedomains", ("create", "get")),
     Rule(RBAC_GROUP, "rolebindings", _APPLIED),
     Rule(RBAC_GROUP, "roles", _APPLIED),
     Rule(GROUP, naming.FLEET_PLURAL, ("get", "list", "patch", "watch")),

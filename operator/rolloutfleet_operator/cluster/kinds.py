@@ -32,6 +32,7 @@ class ObjectRef:
 
 
 _PREFIXES: Final[Mapping[str, tuple[str, str]]] = {
+    naming.COMPUTE_DOMAIN_KIND: (f"/apis/{naming.COMPUTE_DOMAIN_GROUP}/v1beta1", "computedomains"),
     "ConfigMap": ("/api/v1", "configmaps"),
     "Job": ("/apis/batch/v1", "jobs"),
     "Lease": ("/apis/coordination.k8s.io/v1", "leases"),

@@ -72,7 +72,9 @@ def plan_engines(goal: EngineGoal, own: Sequence[Pod], foreign: Sequence[Pod], n
     current = {engine: pod for engine, pod in current_pods(own, goal.revision).items() if engine in goal.wanted}
     replaced = _outdated(goal, current) | {engine for engine, pod in current.items() if _fails_where_avoided(pod, goal)}
     leaving = {engine for engine, pod in current.items() if pod.leaving and pod.ready} - replaced
-    successors = _successors(goal, own, current, replaced | leaving)
+    # One that is about to go itself is no successor of a pod that could stay.
+    candidates = [pod for pod in own if not (pod.leaving and pod.engine in replaced)]
+    successors = _successors(goal, candidates, current, replaced | leaving)
     kept = {pod.uid for engine, pod in current.items() if engine not in replaced}
     kept |= {pod.uid for pod in successors.values()}
     if not replaced:

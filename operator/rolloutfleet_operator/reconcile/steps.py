@@ -7,7 +7,13 @@ from collections.abc import Awaitable, Callable, Iterable
 from rolloutfleet.contract.names import TOKEN_KEY
 from rolloutfleet_operator import naming
 from rolloutfleet_operator.cluster.kinds import ObjectRef
-from rolloutfleet_operator.errors import AlreadyExistsError, NotFoundError, OperatorError, OwnershipConflictError
+from rolloutfleet_operator.errors import (
+    AlreadyExistsError,
+    BlockedError,
+    NotFoundError,
+    OperatorError,
+    OwnershipConflictError,
+)
 from rolloutfleet_operator.plan.observe import controller_uid
 from rolloutfleet_operator.plan.observed import Pod
 from rolloutfleet_operator.plan.sync import plan_floor
@@ -17,6 +23,7 @@ from rolloutfleet_operator.reconcile.runtime import Runtime
 from rolloutfleet_operator.reconcile.taxonomy import gravest
 from rolloutfleet_operator.reconcile.view import FleetView
 from rolloutfleet_operator.render.engine import render_engine_pod
+from rolloutfleet_operator.render.identity import FleetIdentity, Manifest
 from rolloutfleet_operator.render.shared import render_token
 from rolloutfleet_operator.render.sync import render_floor, render_standing_weightsync
 from rolloutfleet_operator.status.weightsync import active_condition, judge_turn, render_active_status
@@ -103,9 +110,25 @@ async def apply_weights(runtime: Runtime, view: FleetView) -> None:
     await apply_checkpoint(runtime.gateway, view.fleet, view.checkpoint, runtime.now())
 
 
+async def apply_compute_domain(runtime: Runtime, fleet: FleetIdentity, manifest: Manifest) -> None:
+    """The ComputeDomain is there: without it engine pods would wait for their channels for ever.
+
+    Raises:
+        BlockedError: the cluster has no such kind.
+    """
+    try:
+        await create_owned(runtime.gateway, fleet, manifest)
+    except NotFoundError:
+        kind = f"{naming.COMPUTE_DOMAIN_KIND} ({manifest['apiVersion']})"
+        message = f"fabric.preset MultiNodeNVLink needs the kind {kind}, which this cluster does not have: install NVIDIA's DRA driver"
+        raise BlockedError(f"{message}, or name a fabric.claimTemplate") from None
+
+
 async def apply_engines(runtime: Runtime, view: FleetView) -> None:
     """Engine pods are ended and made as planned; one that serves is ended only when the server would take its successor."""
     plan = view.engines
+    if plan.create and view.compute_domain is not None:
+        await apply_compute_domain(runtime, view.fleet, view.compute_domain)
     pods = {
         engine: render_engine_pod(view.fleet, view.template, engine, number, view.goal.avoided)
         for engine, number in plan.create

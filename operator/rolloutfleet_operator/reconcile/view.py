@@ -12,6 +12,7 @@ from rolloutfleet_operator.api.recovery import RecoveryStatus
 from rolloutfleet_operator.config import Images
 from rolloutfleet_operator.naming import ROLE_SYNC
 from rolloutfleet_operator.plan.engines import EngineGoal, EnginePlan, current_pods, plan_engines
+from rolloutfleet_operator.plan.fabric import plan_fabric
 from rolloutfleet_operator.plan.fit import Fit, plan_fit
 from rolloutfleet_operator.plan.leaving import mark_leaving
 from rolloutfleet_operator.plan.observe import revive_of
@@ -21,6 +22,7 @@ from rolloutfleet_operator.plan.roster import plan_roster
 from rolloutfleet_operator.plan.sync import JobPlan, plan_active, plan_sync_job
 from rolloutfleet_operator.reconcile.checkpoint import CheckpointView, view_checkpoint
 from rolloutfleet_operator.render.engine import EngineTemplate, render_engine_template
+from rolloutfleet_operator.render.fabric import render_compute_domain
 from rolloutfleet_operator.render.identity import FleetIdentity, Manifest
 from rolloutfleet_operator.render.shared import render_members, render_services
 from rolloutfleet_operator.render.sync import SyncJob, render_sync_access, render_sync_job
@@ -45,6 +47,8 @@ class FleetView:
     job: SyncJob | None
     """The sync Job that should run, None when none should."""
     jobs: JobPlan
+    compute_domain: Manifest | None
+    """What has to be there before engine pods can get a channel of it."""
     shared: tuple[Manifest, ...]
     """Objects that are applied and kept as rendered."""
     weights: Weights
@@ -97,7 +101,10 @@ def view_fleet(
     """
     spec, fleet = parse_fleet_spec(body), identify(body)
     template = render_engine_template(fleet, spec, images)
-    fit = plan_fit(spec.parallelism.tensor, spec.placement.gpu_resource, observed.nodes)
+    gpus, resource = spec.parallelism.tensor, spec.placement.gpu_resource
+    fit = plan_fit(gpus, resource, observed.nodes)
+    if fit.fits is not False:
+        fit = plan_fabric(spec.fabric.rdma, spec.fabric.rdma_devices, resource, gpus, observed.nodes) or fit
     own = mark_leaving(observed.engine_pods(fleet.uid), observed.nodes, spec.recovery.leaving_taints)
     recovery = plan_recovery(
         RecoveryGoal(spec.recovery, spec.engines, template.revision, revive_of(body)),
@@ -139,6 +146,7 @@ def view_fleet(
         active=active,
         job=job,
         jobs=plan_sync_job(job.name if job else "", fleet.uid, observed.jobs_of(ROLE_SYNC), observed.sync_pods()),
+        compute_domain=render_compute_domain(fleet, spec.fabric),
         shared=tuple(shared),
         weights=weights,
         reported=report is not None and report.members is not None,

@@ -1,10 +1,10 @@
 """What each GPU of a planned cluster is used for, and which domains are worth a picture."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from rolloutfleet_operator.plan.placement.result import Plan
+from rolloutfleet_operator.plan.placement.tree import Tree
 
 
 class Use(StrEnum):
@@ -23,13 +23,14 @@ class Cell:
     use: Use
     fleet: str = ""
     engine: int = 0
+    number: int = 0
+    """Of the engine among those of all fleets."""
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """The nodes of one domain just above single nodes, by name."""
+    """Nodes that are known to share a domain and none narrower, by name."""
 
-    domain: int
     title: str
     nodes: tuple[tuple[str, tuple[Cell, ...]], ...]
 
@@ -40,31 +41,36 @@ class Box:
 
 
 def draw_boxes(plan: Plan) -> tuple[Box, ...]:
-    """Every domain just above single nodes, in order, with each node's GPUs: engines first, then others, then free ones."""
-    tree = plan.tree
-    engines = _engines(plan)
-    boxes = []
-    for domain in tree.at_depth(tree.hosts - 1):
-        nodes = []
-        for leaf in tree.leaves(domain):
-            node = tree.node_at[leaf]
-            held = [
-                Cell(Use.ENGINE, fleet, engine)
-                for fleet, engine, gpus in engines.get(node.name, ())
-                for _ in range(gpus)
-            ]
-            held += [Cell(Use.OTHER)] * min(node.used_by_others, max(0, node.gpus - len(held)))
-            rest = Cell(Use.FREE if node.usable else Use.CLOSED)
-            nodes.append((node.name, tuple(held + [rest] * (node.gpus - len(held)))))
-        above = " / ".join(tree.title(each) for each in tree.path(domain)) or tree.title(domain)
-        boxes.append(Box(domain, above, tuple(nodes)))
-    return tuple(boxes)
+    """Every domain that is the narrowest known one of some nodes, in order, with each node's GPUs: of engines, others, and free."""
+    tree, cells = plan.tree, _engine_cells(plan)
+    by_home: dict[int, list[tuple[str, tuple[Cell, ...]]]] = {}
+    for leaf in tree.leaves():
+        node = tree.node_at[leaf]
+        held = cells.get(node.name, [])
+        held = held + [Cell(Use.OTHER)] * min(node.used_by_others, max(0, node.gpus - len(held)))
+        rest = Cell(Use.FREE if node.usable else Use.CLOSED)
+        by_home.setdefault(tree.home(leaf), []).append((node.name, tuple(held + [rest] * (node.gpus - len(held)))))
+    return tuple(Box(_words(tree, home), tuple(nodes)) for home, nodes in sorted(by_home.items()))
 
 
-def _engines(plan: Plan) -> Mapping[str, Sequence[tuple[str, int, int]]]:
-    found: dict[str, list[tuple[str, int, int]]] = {}
+def _words(tree: Tree, home: int) -> str:
+    return " / ".join(tree.title(each) for each in tree.path(home) if tree.known[each]) or tree.title(home)
+
+
+def number_engines(plan: Plan) -> dict[tuple[str, int], int]:
+    """Fleet and engine -> the engine's number among those of all fleets, from 0."""
+    engines = [(fleet.request.fleet, place.engine) for fleet in plan.fleets for place in fleet.engines]
+    return {engine: number for number, engine in enumerate(engines)}
+
+
+def _engine_cells(plan: Plan) -> dict[str, list[Cell]]:
+    """The cells that engines use, by node."""
+    found: dict[str, list[Cell]] = {}
+    numbers = number_engines(plan)
     for fleet in plan.fleets:
+        name = fleet.request.fleet
         for place in fleet.engines:
+            cell = Cell(Use.ENGINE, name, place.engine, numbers[name, place.engine])
             for node in place.nodes:
-                found.setdefault(node, []).append((fleet.request.fleet, place.engine, place.gpus))
+                found.setdefault(node, []).extend([cell] * place.gpus)
     return found

@@ -10,6 +10,13 @@ from rolloutfleet_operator.api.fleet import RolloutFleetSpec
 from rolloutfleet_operator.api.model import LoadFormat
 from rolloutfleet_operator.config import Images
 from rolloutfleet_operator.render.arguments import MODEL_PATH, render_arguments
+from rolloutfleet_operator.render.fabric import (
+    fabric_capabilities,
+    fabric_claims,
+    fabric_environment,
+    fabric_limits,
+    fabric_pod,
+)
 from rolloutfleet_operator.render.identity import FleetIdentity, Manifest
 from rolloutfleet_operator.render.nodes import avoid_nodes, node_loss_tolerations
 from rolloutfleet_operator.render.revision import revision_of
@@ -58,6 +65,7 @@ def render_engine_template(fleet: FleetIdentity, spec: RolloutFleetSpec, images:
             *node_loss_tolerations(template.tolerations, spec.recovery.node_loss_seconds),
         ],
         "volumes": _volumes(fleet, spec),
+        **fabric_pod(fleet, spec.fabric),
         **_overlay(spec),
     }
     labels, annotations = dict(template.labels), dict(template.annotations)
@@ -156,7 +164,7 @@ def _container(fleet: FleetIdentity, spec: RolloutFleetSpec, images: Images) -> 
         ],
         "readinessProbe": _probe("ready", periodSeconds=1, timeoutSeconds=5, failureThreshold=1),
         "resources": _resources(spec),
-        "securityContext": container_security(),
+        "securityContext": container_security(fabric_capabilities(spec.fabric)),
         "startupProbe": _probe(
             "started",
             periodSeconds=STARTUP_PERIOD_SECONDS,
@@ -198,6 +206,9 @@ def _environment(fleet: FleetIdentity, spec: RolloutFleetSpec) -> list[Manifest]
             defaults["NCCL_NVLS_ENABLE"] = "0"
     if spec.parallelism.data > 1:
         defaults["VLLM_DP_SIZE"] = str(spec.parallelism.data)
+    if spec.fabric.preset.remote_memory:
+        fixed[names.ENV_FABRIC] = spec.fabric.preset.value
+    defaults |= fabric_environment(spec.fabric)
     chosen = {variable.name for variable in spec.engine.env}
     return [
         *({"name": name, "value": value} for name, value in fixed.items()),
@@ -208,9 +219,15 @@ def _environment(fleet: FleetIdentity, spec: RolloutFleetSpec) -> list[Manifest]
 
 
 def _resources(spec: RolloutFleetSpec) -> Manifest:
-    resources = {key: dict(sorted(amounts.items())) for key, amounts in spec.engine.resources.body().items() if amounts}
+    resources: Manifest = {
+        key: dict(sorted(amounts.items())) for key, amounts in spec.engine.resources.body().items() if amounts
+    }
     if gpu := spec.placement.gpu_resource:
         resources["limits"] = resources.get("limits", {}) | {gpu: str(spec.parallelism.ranks_per_pod)}
+    if limits := fabric_limits(spec.fabric):
+        resources["limits"] = resources.get("limits", {}) | limits
+    if claims := fabric_claims(spec.fabric):
+        resources["claims"] = claims
     return resources
 
 
@@ -238,7 +255,9 @@ def _scratch(spec: RolloutFleetSpec) -> dict[str, Manifest]:
     volumes: dict[str, Manifest] = {"/tmp": {"emptyDir": {}, "name": f"{naming.VOLUME_PREFIX}tmp"}}  # noqa: S108
     if not spec.template.host_ipc:
         # The host's comes with its IPC namespace, and a trainer looks for the engines there.
-        volumes["/dev/shm"] = {"emptyDir": {"medium": "Memory"}, "name": f"{naming.VOLUME_PREFIX}shm"}  # noqa: S108
+        bound = {"sizeLimit": str(spec.fabric.shared_memory)} if spec.fabric.shared_memory is not None else {}
+        memory = {"emptyDir": {"medium": "Memory", **bound}, "name": f"{naming.VOLUME_PREFIX}shm"}
+        volumes["/dev/shm"] = memory  # noqa: S108
     return dict(sorted(volumes.items()))
 
 

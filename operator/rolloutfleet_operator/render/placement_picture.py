@@ -3,7 +3,7 @@
 from html import escape
 
 from rolloutfleet_operator.plan.placement.result import Plan
-from rolloutfleet_operator.render.cells import Box, Cell, Use, draw_boxes
+from rolloutfleet_operator.render.cells import Box, Cell, Use, draw_boxes, number_engines
 
 _SQUARE, _GAP, _ROW, _PAD, _NAME = 12, 2, 17, 12, 7
 _FONT = "font-family='system-ui, sans-serif'"
@@ -21,19 +21,21 @@ _ENGINES = (
     "#0f766e",
 )
 _WIDTH = 1000
+_HEAD = 54
+_LISTED = 24
+"""Engines that are listed by name; more say who they are when pointed at."""
 
 
 def render_picture(plan: Plan) -> str:
     """An SVG document; every square says what it is."""
     boxes = draw_boxes(plan)
-    fleets = {fleet.request.fleet: index for index, fleet in enumerate(plan.fleets)}
-    parts: list[str] = []
-    left, top, tallest = _PAD, _PAD + 44, 0
+    parts, below = _engines(plan)
+    left, top, tallest = _PAD, below + _PAD, 0
     for box in boxes:
         wide, high = _size(box)
         if left > _PAD and left + wide + _PAD > _WIDTH:
             left, top, tallest = _PAD, top + tallest + _PAD, 0
-        parts += _draw(box, left, top, wide, high, fleets)
+        parts += _draw(box, left, top, wide, high)
         left, tallest = left + wide + _PAD, max(tallest, high)
     height = top + tallest + _PAD
     width = max([_WIDTH, *(_size(box)[0] + 2 * _PAD for box in boxes)])
@@ -55,13 +57,33 @@ def render_picture(plan: Plan) -> str:
     )
 
 
+def _engines(plan: Plan) -> tuple[list[str], int]:
+    """The list of engines with their colours, and where it ends."""
+    numbers = number_engines(plan)
+    if len(numbers) > _LISTED:
+        return [], _HEAD
+    parts, left, top = list[str](), _PAD, _HEAD
+    for (fleet, engine), number in numbers.items():
+        words = f"{fleet} engine {engine}"
+        wide = _SQUARE + len(words) * _NAME + 2 * _PAD
+        if left > _PAD and left + wide > _WIDTH:
+            left, top = _PAD, top + _ROW
+        fill = _ENGINES[number % len(_ENGINES)]
+        parts += [
+            f"<rect x='{left}' y='{top}' width='{_SQUARE}' height='{_SQUARE}' rx='2' fill='{fill}'/>",
+            f"<text x='{left + _SQUARE + 6}' y='{top + 10}' {_FONT} font-size='11' fill='#1f2933'>{escape(words)}</text>",
+        ]
+        left += wide
+    return parts, top + _ROW if parts else top
+
+
 def _size(box: Box) -> tuple[int, int]:
     names = max((len(name) for name, _ in box.nodes), default=0) * _NAME
     cells = max((len(cells) for _, cells in box.nodes), default=0) * (_SQUARE + _GAP)
     return max(names + cells + 3 * _PAD, len(box.title) * _NAME + 2 * _PAD), 28 + _ROW * len(box.nodes) + 6
 
 
-def _draw(box: Box, left: int, top: int, wide: int, high: int, fleets: dict[str, int]) -> list[str]:
+def _draw(box: Box, left: int, top: int, wide: int, high: int) -> list[str]:
     names = max((len(name) for name, _ in box.nodes), default=0) * _NAME
     parts = [
         f"<rect x='{left}' y='{top}' width='{wide}' height='{high}' rx='6' fill='#f5f7fa' stroke='#9aa5b1'/>",
@@ -75,17 +97,14 @@ def _draw(box: Box, left: int, top: int, wide: int, high: int, fleets: dict[str,
         for column, cell in enumerate(cells):
             x = left + 2 * _PAD + names + column * (_SQUARE + _GAP)
             parts.append(
-                f"<rect x='{x}' y='{y}' width='{_SQUARE}' height='{_SQUARE}' rx='2' fill='{_fill(cell, fleets)}' stroke='#9aa5b1'>"
+                f"<rect x='{x}' y='{y}' width='{_SQUARE}' height='{_SQUARE}' rx='2' fill='{_fill(cell)}' stroke='#9aa5b1'>"
                 f"<title>{escape(_words(name, cell))}</title></rect>"
             )
     return parts
 
 
-def _fill(cell: Cell, fleets: dict[str, int]) -> str:
-    if cell.use is not Use.ENGINE:
-        return _FILLS[cell.use]
-    # Neighbouring engines get colours that differ, and so do those of two fleets.
-    return _ENGINES[(cell.engine + 3 * fleets[cell.fleet]) % len(_ENGINES)]
+def _fill(cell: Cell) -> str:
+    return _ENGINES[cell.number % len(_ENGINES)] if cell.use is Use.ENGINE else _FILLS[cell.use]
 
 
 def _words(node: str, cell: Cell) -> str:

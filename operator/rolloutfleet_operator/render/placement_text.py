@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from rolloutfleet_operator.plan.placement.ranks import plan_ranks
 from rolloutfleet_operator.plan.placement.result import FleetPlan, Plan
-from rolloutfleet_operator.render.cells import Box, Cell, Use, draw_boxes
+from rolloutfleet_operator.render.cells import Box, Cell, Use, draw_boxes, number_engines
 
 _MARKS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _SIGNS = {Use.FREE: "·", Use.OTHER: "▒", Use.CLOSED: "#"}
@@ -35,9 +35,16 @@ def _fleet(plan: Plan, fleet: FleetPlan, first_rank: int) -> Iterator[str]:
     pods: dict[int, list[str]] = {}
     for each in plan_ranks(plan.tree, fleet, first_rank):
         pods.setdefault(each.engine, []).append(f"{each.node} {_span(each.first, each.count)}")
+    numbers = number_engines(plan)
     places = {place.engine: place for place in fleet.engines}
     rows = [
-        (_mark(engine), str(engine), places[engine].domain, "stays" if places[engine].kept else "new", ", ".join(nodes))
+        (
+            _mark(numbers[request.fleet, engine]),
+            str(engine),
+            places[engine].domain,
+            "stays" if places[engine].kept else "new",
+            ", ".join(nodes),
+        )
         for engine, nodes in pods.items()
     ]
     yield from _columns([("", "ENGINE", "IN", "", "NODES AND RANKS"), *rows])
@@ -59,6 +66,10 @@ def _columns(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
             yield "  " + "  ".join(cell.ljust(wide) for cell, wide in zip(row, widths, strict=True))
 
 
+def _counted(count: int, word: str) -> str:
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+
+
 def _tree(plan: Plan) -> Iterator[str]:
     """Domains above single nodes, with their GPUs and engines."""
     tree = plan.tree
@@ -73,21 +84,22 @@ def _tree(plan: Plan) -> Iterator[str]:
     # Engines are counted where all of their pods meet, and in everything around that.
     for domain in range(size - 1, 0, -1):
         engines[tree.parent[domain]] += engines[domain]
-    shown = [domain for domain in range(size) if tree.depth[domain] < tree.hosts]
+    shown = [domain for domain in range(size) if tree.depth[domain] < tree.hosts and tree.known[domain]]
     for domain in shown[:_DOMAINS]:
-        indent = "  " * tree.depth[domain]
-        words = f"{len(tree.leaves(domain))} nodes, {total[domain]} GPUs, {engines[domain]} whole engines"
+        indent = "  " * sum(tree.known[each] for each in tree.path(domain))
+        nodes = len(tree.leaves(domain))
+        words = f"{_counted(nodes, 'node')}, {total[domain]} GPUs, {_counted(engines[domain], 'engine')} within"
         yield f"{indent}{tree.title(domain)}: {words}"
     if len(shown) > _DOMAINS:
         yield f"and {len(shown) - _DOMAINS} more domains"
 
 
-def _mark(engine: int) -> str:
-    return _MARKS[engine % len(_MARKS)]
+def _mark(number: int) -> str:
+    return _MARKS[number % len(_MARKS)]
 
 
 def _sign(cell: Cell) -> str:
-    return _mark(cell.engine) if cell.use is Use.ENGINE else _SIGNS[cell.use]
+    return _mark(cell.number) if cell.use is Use.ENGINE else _SIGNS[cell.use]
 
 
 def _picture(plan: Plan, width: int) -> Iterator[str]:
@@ -108,11 +120,7 @@ def _picture(plan: Plan, width: int) -> Iterator[str]:
     legend = "one sign is one GPU: an engine's sign, " + ", ".join(
         f"{sign} {use.value}" for use, sign in _SIGNS.items()
     )
-    yield (
-        legend
-        if len(plan.fleets) < 2
-        else f"{legend}; fleets: {', '.join(fleet.request.fleet for fleet in plan.fleets)}"
-    )
+    yield legend
 
 
 def _box(box: Box) -> list[str]:

@@ -1,5 +1,6 @@
 """The security context of every pod: no root, no privilege, nothing to write but its volumes."""
 
+from collections.abc import Sequence
 from typing import Any
 
 USER_ID = 65532
@@ -16,10 +17,11 @@ def pod_security() -> dict[str, Any]:
     }
 
 
-def container_security() -> dict[str, Any]:
-    """The container's security context."""
+def container_security(added: Sequence[str] = ()) -> dict[str, Any]:
+    """The container's security context, with these capabilities alone."""
+    capabilities = {"add": list(added)} if added else {}
     return {
         "allowPrivilegeEscalation": False,
-        "capabilities": {"drop": ["ALL"]},
+        "capabilities": {**capabilities, "drop": ["ALL"]},
         "readOnlyRootFilesystem": True,
     }

@@ -42,7 +42,7 @@ def settle_abort(draft: Draft) -> None:
 
 
 def _lose_changed(draft: Draft) -> None:
-    """Members that left the roster, or are other processes by now, are lost although nobody has said so."""
+    """Members that left the roster, have been told to end, or are other processes by now, are lost although nobody has said so."""
     for seat in draft.refit.seats:
         record = draft.state.members.get(seat.pod_uid)
         if seat.pod_uid in draft.refit.lost:
@@ -53,6 +53,8 @@ def _lose_changed(draft: Draft) -> None:
             why = f"{seat.pod_name} is not the process that it was"
         elif record.report.state is WorkerState.FAILED:
             why = f"{seat.pod_name} failed: {record.report.message or 'no reason'}"
+        elif record.report.leaving:
+            why = f"{seat.pod_name} has been told to end and leaves the refit"
         else:
             continue
         lose_seats(draft, {seat.pod_uid: (ProblemCode.MEMBER_ABSENT, why)})

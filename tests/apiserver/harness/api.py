@@ -27,6 +27,7 @@ _PREFIXES = {
     "EndpointSlice": ("/apis/discovery.k8s.io/v1", "endpointslices"),
     "Event": ("/api/v1", "events"),
     "Job": ("/apis/batch/v1", "jobs"),
+    "ComputeDomain": ("/apis/resource.nvidia.com/v1beta1", "computedomains"),
     "Lease": ("/apis/coordination.k8s.io/v1", "leases"),
     "Namespace": ("/api/v1", "namespaces"),
     "Node": ("/api/v1", "nodes"),

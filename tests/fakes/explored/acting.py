@@ -2,7 +2,17 @@
 
 from dataclasses import replace
 
-from fakes.explored.engine import NEVER, Engine, break_work, end_epoch, handle, needs_turn, start_engine, stop_lending
+from fakes.explored.engine import (
+    NEVER,
+    Engine,
+    break_work,
+    end_epoch,
+    handle,
+    leave,
+    needs_turn,
+    start_engine,
+    stop_lending,
+)
 from fakes.explored.world import (
     TIMING,
     Answer,
@@ -207,6 +217,17 @@ def give_up_work(world: World, engine: Engine, why: str, *, cut_off: bool = True
     after, refusal = break_work(engine, why, cut_off=cut_off)
     world = finish_work(world, engine, after, refusal)
     return break_groups(world, engine.uid) if isinstance(work.call, Receive | Join) else world
+
+
+def tell_to_end(world: World, engine: Engine) -> World:
+    """The kubelet sends SIGTERM; a transfer under way is broken off, and answered for."""
+    work, epoch = engine.work, engine.fence.epoch
+    leaving = replace(engine, fence=engine.fence.leaves("the pod has been told to end"))
+    world = change_engine(world, leave(engine))
+    if work is None:
+        return world
+    _, refusal = break_work(leaving, "the transfer was aborted", cut_off=True)
+    return break_groups(add_reply(world, work.number, engine.uid, refusal), engine.uid, before=epoch + 1)
 
 
 def kill(world: World, engine: Engine) -> World:

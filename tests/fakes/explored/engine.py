@@ -93,6 +93,17 @@ class Engine:
         return self.member.pod_uid
 
     @property
+    def leaving(self) -> bool:
+        """Whether it was told to end, and has not yet."""
+        return self.alive and bool(self.fence.leaving)
+
+    @property
+    def owes_an_end(self) -> bool:
+        """Whether it stays, once told to end, for a version that is neither committed nor given up."""
+        unsettled = {WorkerState.PAUSED, WorkerState.RECEIVING, WorkerState.RECEIVED}
+        return self.fence.state in unsettled or self.fence.staged
+
+    @property
     def serves(self) -> bool:
         """Whether requests enter and steps of the model answer them."""
         return self.alive and self.fence.state is WorkerState.SERVING and not self.fence.unready_reason()
@@ -115,6 +126,7 @@ class Engine:
             admitted=fence.admitted,
             staged=fence.staged,
             lending=fence.lending,
+            leaving=bool(fence.leaving),
             stale_seconds=left,
             devices=("cpu",) * self.member.ranks,
             message=fence.message or fence.unready_reason(),
@@ -335,6 +347,7 @@ def break_work(engine: Engine, why: str, *, cut_off: bool) -> tuple[Engine, Prob
     work, call = engine.work, engine.work.call
     code = ProblemCode.MEMBER_ABSENT if isinstance(call, Join) else ProblemCode.TRANSFER_FAILED
     code = ProblemCode.PEER_LOST if cut_off and not isinstance(call, Borrow) else code
+    code = ProblemCode.MEMBER_ABSENT if engine.leaving and not isinstance(call, Borrow) else code
     refusal = ProblemError(code, f"{engine.member.pod_name}: {why}", member=engine.member.pod_name)
     ended = replace(engine, work=None, corrupts=False)
     if isinstance(call, Join):
@@ -351,6 +364,12 @@ def break_work(engine: Engine, why: str, *, cut_off: bool) -> tuple[Engine, Prob
 def stop_lending(engine: Engine) -> Engine:
     """Whoever borrows gets no more."""
     return replace(engine, fence=engine.fence.lend_ended(), lend_until=NEVER)
+
+
+def leave(engine: Engine) -> Engine:
+    """It was told to end: out of the Service, and out of a transfer under way."""
+    engine = replace(engine, fence=engine.fence.leaves("the pod has been told to end"))
+    return end_epoch(engine, engine.fence.leaving) if engine.work is not None else engine
 
 
 def end_epoch(engine: Engine, reason: str) -> Engine:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from fakes.explored.acting import restart, start_sync, tell_roster
+from fakes.explored.acting import restart, start_sync, substitute, tell_roster
 from fakes.explored.keys import key_of
 from fakes.explored.moves import Move, calm_move, next_moves, open_session, request_refit, take
 from fakes.explored.promises import AT_REST, PROMISES, has_enough_survivors
@@ -207,7 +207,9 @@ def _recover(seen: Exploration, world: World, key: int, trace: list[str]) -> Non
         while world.reads:
             world = take(world, calm_move(world))
     for engine in world.engines:
-        if not engine.alive:
+        if engine.leaving:
+            world = substitute(world, engine, same_address=False)
+        elif not engine.alive:
             world = restart(world, engine)
     world = open_session(tell_roster(world), take_over=True)
     world = request_refit(world)

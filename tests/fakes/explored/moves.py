@@ -25,6 +25,7 @@ from fakes.explored.acting import (
     restart_sync,
     substitute,
     tell_roster,
+    tell_to_end,
     view,
 )
 from fakes.explored.engine import Engine, end_borrow, end_join, end_receive
@@ -71,6 +72,9 @@ def calm_move(world: World) -> Move:
         return move
     for move in _releases(world):
         return move
+    for engine in world.engines:
+        if engine.leaving and not engine.owes_an_end:
+            return Move(f"{engine.member.pod_name} ends", lambda engine=engine: kill(world, engine))
     if not world.roster_told:
         return Move("the roster arrives", lambda: tell_roster(world))
     return Move("time passes", lambda: pass_time(world))
@@ -345,8 +349,10 @@ def _unhurried(world: World) -> Iterator[Move]:
         yield Move("the roster arrives", lambda: tell_roster(world))
     yield from _releases(world)
     for engine in world.engines:
+        name = engine.member.pod_name
+        if engine.leaving:
+            yield Move(f"{name} ends", lambda engine=engine: kill(world, engine))
         if not engine.alive:
-            name = engine.member.pod_name
             yield Move(f"{name} restarts", lambda engine=engine: restart(world, engine))
             yield Move(f"{name} is replaced", lambda engine=engine: substitute(world, engine, same_address=False))
             if world.roster_told:
@@ -431,6 +437,8 @@ def _engine_faults(world: World) -> Iterator[Move]:
         if not engine.alive:
             continue
         yield Move(f"{name} dies", lambda engine=engine: kill(world, engine), 1)
+        if not engine.leaving:
+            yield Move(f"{name} is told to end", lambda engine=engine: tell_to_end(world, engine), 1)
         if engine.cache_answer and world.active is not None:
             stubborn = replace(engine, cache_answer=False)
             yield Move(

@@ -250,7 +250,7 @@ def has_enough_survivors(world: World) -> bool:
         return False
     if trainer.session != session.id or trainer.refit != refit.id:
         return False
-    whole = {each.uid: each.fence.identity.instance for each in world.engines if each.alive and not _is_damaged(each)}
+    whole = {each.uid: each.fence.identity.instance for each in world.engines if _is_sound(each)}
     if refit.step is Step.ABORT and not refit.lost:
         late = refit.problem is not None and refit.problem.code is ProblemCode.DEADLINE_EXCEEDED
         if late or all(seat.pod_uid in whole for seat in refit.seats):
@@ -272,6 +272,10 @@ def has_enough_survivors(world: World) -> bool:
         if whole.get(uid) == instance and uid not in refused and uid not in silent
     ]
     return len(fit) >= world.policy.min_ready
+
+
+def _is_sound(engine: Engine) -> bool:
+    return engine.alive and not engine.leaving and not _is_damaged(engine)
 
 
 def _is_damaged(engine: Engine) -> bool:

@@ -1,1 +1,1 @@
-"""Random clusters and fleets, and an exact solver that shares nothing with the planner but the domain tree."""
+"""What the planner is given in tests: objects as kubectl writes them, and situations of every kind."""

@@ -5,13 +5,14 @@ import json
 import subprocess
 import sys
 from datetime import UTC, datetime
+from types import SimpleNamespace
 
 import pytest
 import yaml
 from kubernetes import client
 from rich.console import Console
 
-from rolloutfleet.cli import arguments, cluster, main, status, table
+from rolloutfleet.cli import arguments, cluster, installed, main, status, table
 from rolloutfleet.cli.failure import Failure
 from rolloutfleet.cli.summary import show_age, summarize_fleet
 
@@ -293,6 +294,23 @@ def test_help_shows_examples_and_version_the_release(capsys) -> None:
     with pytest.raises(SystemExit, match="0"):
         main(["--version"])
     assert capsys.readouterr().out.startswith("rolloutfleet 0.")
+
+
+def test_plan_is_handed_to_the_distribution_that_brings_it(monkeypatch) -> None:
+    given: list[list[str]] = []
+    point = SimpleNamespace(load=lambda: lambda arguments: given.append(arguments) or 4)
+    monkeypatch.setattr(installed, "entry_points", lambda group, name: [point] if name == "plan" else [])
+    assert main(["plan", "-f", "x"]) == 4
+    assert given == [["-f", "x"]]
+
+
+def test_plan_without_the_operators_distribution_says_what_to_install(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(installed, "entry_points", lambda **_: ())
+    assert main(["plan"]) == 1
+    assert capsys.readouterr().err == (
+        "rolloutfleet: plan comes with the distribution rolloutfleet-operator, which is not installed here: "
+        "pip install rolloutfleet-operator\n"
+    )
 
 
 def test_without_the_extra_packages_the_command_names_the_extra() -> None:

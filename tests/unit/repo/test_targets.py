@@ -30,6 +30,7 @@ EXPECTED = {
         "bench-chaos",
         "bench-chaos-cluster",
         "bench-fanout",
+        "bench-placement",
         "bench-refit_colocated",
         "bench-refit_dense_7b",
         "bench-refit_moe_30b",

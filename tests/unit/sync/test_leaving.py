@@ -4,6 +4,7 @@ import pytest
 
 from fakes.simulation import Simulation
 from rolloutfleet.contract.members import Roster
+from rolloutfleet.contract.problems import ProblemCode
 from rolloutfleet.contract.trainer import Phase
 from rolloutfleet.contract.worker import WorkerState
 from rolloutfleet_sync.protocol.events import RosterChanged
@@ -84,6 +85,23 @@ def test_an_engine_that_says_itself_that_it_has_been_told_to_end_is_left_out_at_
     assert view.phase is Phase.COMPLETE
     assert view.result is not None
     assert leaving.name not in view.result.members
+
+
+@pytest.mark.scenario("F78")
+@pytest.mark.parametrize("first", ["the one that leaves", "another one"])
+def test_a_transfer_that_an_engine_told_to_end_breaks_off_goes_on_without_it(sim: Simulation, first: str):
+    sim.begin()
+    leaving = sim.workers[1]
+    leaving.fence = leaving.fence.leaves("the pod has been told to end")
+    said_by = leaving if first == "the one that leaves" else sim.workers[2]
+    sim.end_transfer([engine for _, engine in sim.transfers].index(said_by), whole=False)
+    view = sim.follow()
+    assert view.phase is Phase.COMPLETE
+    assert view.result is not None
+    assert view.result.members == (sim.workers[0].name, sim.workers[2].name)
+    assert [(lost.pod_name, lost.code) for lost in view.result.attempts[0].lost] == [
+        (leaving.name, ProblemCode.MEMBER_ABSENT)
+    ]
 
 
 def with_leaving(sim: Simulation, engine: int) -> Roster:

@@ -95,7 +95,7 @@ async def test_a_transfer_past_its_deadline_is_aborted_from_inside(pod):
         rank.aborted.clear()
         rank.blocks = True
     status, problem = await pod.receive(deadline=0.2)
-    assert (status, problem["code"]) == (500, "TransferFailed")
+    assert (status, problem["code"]) == (500, "PeerLost")
     assert all(rank.aborted.is_set() for rank in pod.ranks)
 
 

@@ -21,10 +21,9 @@ def _most_of_product(room: Room, kinds: Sequence[Kind], within: int, enough: int
         return _most_of_kind(room, kinds[0], within, enough)
     tree = room.tree
     depth = max(min(kind.bounds.engine for kind in kinds), tree.depth[within])
-    inside = tree.inside(within)
     by_domain: dict[int, list[int]] = {}
-    for leaf in kinds[0].leaves:
-        if leaf in inside and room.free[leaf]:
+    for leaf in kinds[0].inside(tree.inside(within)):
+        if room.free[leaf]:
             by_domain.setdefault(tree.ancestor(leaf, depth), []).append(leaf)
     return min(enough, sum(_most_of_shapes(room, kinds, each, by_domain[each], enough) for each in by_domain))
 
@@ -43,11 +42,11 @@ def _most_of_shapes(room: Room, kinds: Sequence[Kind], domain: int, leaves: list
 def _most_of_kind(room: Room, kind: Kind, within: int, enough: int) -> int:
     tree, shape = room.tree, kind.shape
     top = tree.depth[within]
-    inside = tree.inside(within)
+    leaves = kind.inside(tree.inside(within))
     slots: dict[int, list[int]] = {}
     units: dict[int, int] = {}
-    for leaf in kind.leaves:
-        if (pods := room.free[leaf] // shape.gpus) and leaf in inside:
+    for leaf in leaves:
+        if pods := room.free[leaf] // shape.gpus:
             slots.setdefault(tree.ancestor(leaf, max(kind.bounds.tensor, top)), []).append(pods)
     for domain, pods_by_node in slots.items():
         units[domain] = gangs(pods_by_node, shape.tensor_pods)
@@ -60,8 +59,8 @@ def _most_of_kind(room: Room, kind: Kind, within: int, enough: int) -> int:
     if kind.bounds.tensor == kind.bounds.engine or shape.tensor_pods == 1:
         # Pods of one engine are on different nodes, which counts where nodes hold several pods.
         by_engine: dict[int, list[int]] = {}
-        for leaf in kind.leaves:
-            if (pods := room.free[leaf] // shape.gpus) and leaf in inside:
+        for leaf in leaves:
+            if pods := room.free[leaf] // shape.gpus:
                 by_engine.setdefault(tree.ancestor(leaf, max(kind.bounds.engine, top)), []).append(pods)
         units = {domain: min(have, gangs(by_engine.get(domain, []), shape.pods)) for domain, have in units.items()}
     return min(enough, sum(units.values()))

@@ -6,7 +6,7 @@ from itertools import product
 
 from rolloutfleet_operator.errors import InvalidSpecError
 from rolloutfleet_operator.plan.placement.request import AXES, PlacementRequest
-from rolloutfleet_operator.plan.placement.shape import Nesting, Parallelism, Shape
+from rolloutfleet_operator.plan.placement.shape import Nesting, Parallelism, Shape, find_shape
 from rolloutfleet_operator.plan.placement.tree import CLUSTER, Tree
 
 NVLINK = "nvlink"
@@ -44,6 +44,10 @@ class Bounds:
             return False
         several = ((self.engine, shape.pods), (self.middle, shape.middle_pods), (self.tensor, shape.tensor_pods))
         return all(depth < hosts or pods == 1 for depth, pods in several)
+
+    def inside(self, depth: int) -> "Bounds":
+        """The same inside a domain of a depth, which may be narrower than what they ask for."""
+        return Bounds(max(self.engine, depth), max(self.middle, depth), max(self.tensor, depth), self.nesting)
 
     def narrowed(self, shape: Shape, hosts: int) -> "Bounds":
         """The same, with a unit that is made of one smaller unit as narrow as that one: so the search begins where it must end."""
@@ -111,7 +115,12 @@ def read_constraints(request: PlacementRequest, tree: Tree) -> Constraints:
 
 
 def _faults(request: PlacementRequest, tree: Tree) -> Iterator[str]:
-    levels = ", ".join(tree.depths)
+    levels, sizes, pod = ", ".join(tree.depths), request.parallelism, request.gpus_per_node
+    if pod is not None and (pod < 1 or find_shape(sizes, min(pod, sizes.world), Nesting.REPLICAS) is None):
+        yield (
+            f"parallelism.gpusPerNode is {pod}, and the {sizes.world} GPUs of an engine ({sizes}) do not divide into pods of {pod} "
+            "without cutting a tensor group or a replica unevenly"
+        )
     for axis in AXES:
         rule = request.rule(axis)
         for kind, level in (("required", rule.required), ("preferred", rule.preferred)):

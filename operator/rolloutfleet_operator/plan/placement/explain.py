@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from rolloutfleet_operator.plan.placement.kept import Standing
 from rolloutfleet_operator.plan.placement.room import Room
 from rolloutfleet_operator.plan.placement.supply import Fit, Kind, Supply
 from rolloutfleet_operator.plan.placement.task import Task
@@ -11,6 +10,8 @@ from rolloutfleet_operator.plan.placement.tree import Tree
 
 _NAMED = 3
 _PODS = 8
+_DOMAINS = 8
+"""Domains for a whole fleet in which remedies are tried."""
 _NOUNS = frozenset({"zone", "region", "block", "rack", "row", "room"})
 _TRIED = 5000
 """Pods and nodes that are tried as remedies."""
@@ -53,14 +54,14 @@ def impossible(task: Task) -> str:
     )
 
 
-def explain_missing(room: Room, task: Task, missing: Sequence[int], standing: Standing, *, searched: bool) -> str:
+def explain_missing(room: Room, task: Task, missing: Sequence[int], within: Sequence[int], *, searched: bool) -> str:
     """What is missing and what would make it fit.
 
     Args:
         room: with everything that has a place.
         task: the fleet.
         missing: its engines without one.
-        standing: those that had one.
+        within: the domains that may hold them.
         searched: whether it is certain that they do not fit.
     """
     tree, total = task.tree, task.request.replicas
@@ -70,13 +71,13 @@ def explain_missing(room: Room, task: Task, missing: Sequence[int], standing: St
         return begin
     kind = kinds[0]
     best, domain = max(
-        ((_usable(room, kind, each), -each) for top in standing.within for each in _inside(task, kind, top)),
+        ((_usable(room, kind, each), -each) for top in within for each in _inside(task, kind, top)),
         default=(0, 0),
     )
     words = [f"{begin}; engine {missing[0]} needs {_need(task, kind)}, largest free is {best} ({tree.title(-domain)})"]
     if not searched:
         words.append("the search ended before it had looked at every arrangement")
-    remedies = list(islice(_remedies(room, task, kinds, standing), _NAMED)) or _several(room, task, kind, standing)
+    remedies = list(islice(_remedies(room, task, kinds, within), _NAMED)) or _several(room, task, kind, within)
     more = f"room for {len(missing)} engine{'s' if len(missing) > 1 else ''} of {task.world} GPUs is missing"
     words.append(
         " or ".join(remedies) + " would do" + (" for one of them" if len(missing) > 1 else "") if remedies else more
@@ -85,12 +86,10 @@ def explain_missing(room: Room, task: Task, missing: Sequence[int], standing: St
     return "; ".join(words)
 
 
-def _remedies(room: Room, task: Task, kinds: Sequence[Kind], standing: Standing) -> Iterator[str]:
+def _remedies(room: Room, task: Task, kinds: Sequence[Kind], tops: Sequence[int]) -> Iterator[str]:
     """Single steps that would give one more engine a place, cheapest first."""
     tree = task.tree
-    supplies = [
-        (kind, within, Supply(room, kind, within, Fit.WHOLE)) for kind in kinds for within in standing.within[:8]
-    ]
+    supplies = [(kind, within, Supply(room, kind, within, Fit.WHOLE)) for kind in kinds for within in tops[:_DOMAINS]]
 
     def would(leaf: int, gpus: int) -> bool:
         room.take(leaf, -gpus)
@@ -102,6 +101,8 @@ def _remedies(room: Room, task: Task, kinds: Sequence[Kind], standing: Standing)
             supply.refresh(leaf)
         return fits
 
+    if any(supply.best(within) is not None for _, within, supply in supplies):
+        return
     admitted = {leaf for leaves in task.products.values() for leaf in leaves}
     closed = [leaf for leaf, node in tree.node_at.items() if leaf in admitted and not node.usable]
     for leaf in sorted(closed):
@@ -128,15 +129,14 @@ def _remedies(room: Room, task: Task, kinds: Sequence[Kind], standing: Standing)
             yield f"draining node {tree.node_at[leaf].name} of others' {gpus} GPUs"
 
 
-def _several(room: Room, task: Task, kind: Kind, standing: Standing) -> list[str]:
+def _several(room: Room, task: Task, kind: Kind, tops: Sequence[int]) -> list[str]:
     """The pods of others in one domain whose going would make room for one more engine, those that hold the fewest GPUs."""
     tree, gpus, best = task.tree, kind.shape.gpus, None
-    for within in standing.within:
-        inside = tree.inside(within)
+    for within in tops:
         by_domain: dict[int, list[tuple[int, int, int, list[str]]]] = {}
-        for leaf in kind.leaves:
+        for leaf in kind.inside(tree.inside(within)):
             node = tree.node_at[leaf]
-            if leaf not in inside or not node.usable:
+            if not node.usable:
                 continue
             free, going, lost = room.free[leaf], list[str](), 0
             for pod in sorted(node.others, key=lambda pod: (pod.gpus, pod.name)):
@@ -156,7 +156,7 @@ def _several(room: Room, task: Task, kind: Kind, standing: Standing) -> list[str
                 and _would_fit(room, kind, domain, chosen)
             ):
                 best = (cost, sorted(name for choice in chosen for name in choice[3]))
-    return [f"draining pods {', '.join(best[1])}"] if best and len(best[1]) <= _PODS else []
+    return [f"draining pods {', '.join(best[1])}"] if best and 0 < len(best[1]) <= _PODS else []
 
 
 def _would_fit(room: Room, kind: Kind, domain: int, chosen: Sequence[tuple[int, int, int, list[str]]]) -> bool:

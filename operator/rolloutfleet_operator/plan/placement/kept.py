@@ -54,11 +54,16 @@ def _fault(room: Room, task: Task, placed: Placed) -> str:
         return "it is not well"
     if gone := [name for name in placed.nodes if name not in tree.leaf]:
         return f"node {gone[0]} is gone"
+    wanted = task.request.gpus_per_node
+    if wanted is not None and placed.gpus != min(wanted, sizes.world):
+        return f"its pods have {placed.gpus} GPUs each, and parallelism.gpusPerNode is {wanted}"
     shape = find_shape(sizes, placed.gpus, Nesting.REPLICAS)
     if shape is None or shape.pods != len(placed.nodes) or len(set(placed.nodes)) != len(placed.nodes):
         return f"it has {len(placed.nodes)} pods of {placed.gpus} GPUs, and {sizes} does not divide like that over as many nodes"
     for name in placed.nodes:
         node = tree.node_at[tree.leaf[name]]
+        if not node.ready:
+            return f"node {name} is not Ready"
         have = room.free[tree.leaf[name]] if node.usable else node.gpus - node.used_by_others
         if have < placed.gpus:
             return f"node {name} has {max(0, have)} GPUs for it, and it needs {placed.gpus}"
@@ -68,6 +73,9 @@ def _fault(room: Room, task: Task, placed: Placed) -> str:
         required = task.constraints.ladders[axis].required
         if attained[axis] < required:
             return f"its {axis} group is not in one {tree.level_name(required)} any more"
+    fleet = task.constraints.ladders["fleet"].required
+    if attained["engine"] < fleet:
+        return f"it is not in one {tree.level_name(fleet)}, as the whole fleet must be"
     return ""
 
 
@@ -77,10 +85,7 @@ def _choose_domain(room: Room, task: Task, seats: dict[int, Seat], standing: Sta
     if not depth:
         return
     homes = {engine: tree.ancestor(seat.leaves[0], depth) for engine, seat in seats.items()}
-    for engine, seat in seats.items():
-        if tree.depth[tree.meeting(seat.leaves)] < depth:
-            homes[engine] = -1
-    counts = Counter(home for home in homes.values() if home >= 0)
+    counts = Counter(homes.values())
     if not counts:
         standing.within = tuple(tree.at_depth(depth))
         return
@@ -95,7 +100,9 @@ def _choose_domain(room: Room, task: Task, seats: dict[int, Seat], standing: Sta
 
 
 def narrow_first(room: Room, task: Task, standing: Standing) -> list[int]:
-    """Domains to try for the whole fleet, best first: preferred levels from narrow to wide, at each the one with least room first."""
+    """Domains to try for the whole fleet, best first: preferred levels from narrow to wide, at each those in use first, the tightest of
+    them before the others.
+    """
     ladder, tree = task.constraints.ladders["fleet"], task.tree
     found: list[int] = []
     leaves = [leaf for seat in standing.kept.values() for leaf in seat.leaves]
@@ -104,7 +111,7 @@ def narrow_first(room: Room, task: Task, standing: Standing) -> list[int]:
             meeting = tree.meeting(leaves)
             domains = [tree.ancestor(meeting, depth)] if tree.depth[meeting] >= depth else []
         else:
-            domains = sorted(tree.at_depth(depth), key=lambda domain: (room.free[domain], domain))
+            domains = sorted(tree.at_depth(depth), key=lambda domain: (room.whole(domain), room.free[domain], domain))
         found += [domain for domain in domains if domain not in found]
     return [
         domain

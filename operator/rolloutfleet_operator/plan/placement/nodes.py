@@ -57,6 +57,7 @@ class NodeFacts:
     taints: tuple[Taint, ...] = ()
     cordoned: bool = False
     ready: bool = True
+    """An engine on a node that is not Ready is planned anew: whoever would wait a while says so by waiting with this."""
     quarantined: bool = False
 
     @property

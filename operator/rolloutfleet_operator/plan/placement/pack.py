@@ -24,7 +24,7 @@ def pack(
     """
     found: list[Seat] = []
     spread = Spread(task.tree, task.constraints.spread, within, others) if task.constraints.spread else None
-    for kinds in task.steps(preferring=preferring):
+    for kinds in task.steps(within, preferring=preferring):
         if len(found) >= count:
             break
         hopeful = [kind for kind in kinds if could_hold(kind, room, within)]

@@ -29,6 +29,8 @@ class PlacementRequest:
     levels: tuple[Level, ...] = DEFAULT_LEVELS
     rules: Mapping[str, Rule] = field(default_factory=dict)
     """By axis."""
+    gpus_per_node: int | None = None
+    """Of each pod, or fewer where an engine has fewer; None leaves it to the kind of node."""
     spread: str = ""
     """The level over whose domains engines are spread evenly; empty packs them."""
     gpu_resource: str = "nvidia.com/gpu"

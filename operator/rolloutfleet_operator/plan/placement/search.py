@@ -1,4 +1,4 @@
-"""An exact search for small cases: every arrangement of the engines, up to exchanging what is alike, within a budget of states.
+"""An exact search for small cases: every arrangement of the engines, up to exchanging what is alike, within a budget of steps.
 
 States are compared by a signature that forgets names, so racks that hold the same are one rack, and orders of equal engines are one order.
 It is for what the greedy misses, and to find the arrangement that leaves most whole domains; whether it looked at everything is part of its
@@ -7,15 +7,15 @@ answer, and without that nothing is said to be impossible.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import add, mul
 
 from rolloutfleet_operator.plan.placement.room import Room
 from rolloutfleet_operator.plan.placement.supply import Kind
 from rolloutfleet_operator.plan.placement.task import Seat, Task
 
-BUDGET = 4000
-"""States looked at; about as many tenths of a millisecond."""
-_WIDEST = 3000
-"""Partial arrangements kept in one domain."""
+BUDGET = 40_000
+"""Steps: one for a domain or a partial arrangement of an engine, ten for an engine that is tried; a hundredth of a millisecond each."""
+_TRY = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Found:
     seats: tuple[tuple[Seat, ...], ...]
     """For each wanted fleet."""
     worth: tuple[int, ...]
-    """Engines placed, levels missed (negative, in order of care), GPUs left in whole domains."""
+    """Engines placed, levels missed (negative, in order of care), pods (negative), GPUs left in whole domains."""
 
 
 class _Spent(Exception):  # noqa: N818 - it ends the search, nothing has failed
@@ -60,64 +60,70 @@ class Search:
             for leaf in self._tree.leaves()
         }
         self._need = [each.task.world for each in wanted]
+        self._least = [min((kind.shape.pods for kind in kinds), default=0) for kinds in self._kinds]
+        """Pods of an engine."""
 
     def run(self) -> Found:
         """The best that was found, the incumbent when nothing is better."""
         try:
-            self._fleet(0, 0, (0,) * 4)
+            self._fleet(0, 0, (0,) * 5)
         except _Spent:
             self.complete = False
         return self.best
 
-    def _fleet(self, index: int, placed: int, missed: tuple[int, ...]) -> None:
+    def spend(self, steps: int) -> None:
+        """Take steps from the budget; raises when it is spent."""
+        self._left -= steps
+        if self._left < 0:
+            raise _Spent
+
+    def _fleet(self, index: int, placed: int, spent: tuple[int, ...]) -> None:
         if index == len(self._wanted):
-            self._offer(placed, missed)
+            self._offer(placed, spent)
             return
         for within in self._wanted[index].withins:
-            self._engine(index, within, self._wanted[index].count, placed, missed)
+            self._engine(index, within, self._wanted[index].count, placed, spent)
 
-    def _offer(self, placed: int, missed: tuple[int, ...]) -> None:
-        worth = (placed, *(-each for each in missed), sum(self._room.whole_gpus()))
+    def _offer(self, placed: int, spent: tuple[int, ...]) -> None:
+        worth = (placed, *(-each for each in spent), sum(self._room.whole_gpus()))
         if worth > self.best.worth:
             self.best = Found(tuple(tuple(seats) for seats in self._chosen), worth)
 
-    def _engine(self, index: int, within: int, left: int, placed: int, missed: tuple[int, ...]) -> None:
+    def _engine(self, index: int, within: int, left: int, placed: int, spent: tuple[int, ...]) -> None:
+        """Place the next engine in every way; ``spent`` counts the levels missed by axis, and pods."""
         if not left:
-            self._fleet(index + 1, placed, missed)
+            self._fleet(index + 1, placed, spent)
             return
         more = left + sum(each.count for each in self._wanted[index + 1 :])
-        if self._hopeless(index, left, placed + more, missed):
+        if self._hopeless(index, left, placed + more, spent):
             return
         signs = self._signs()
-        state = (index, within, left, placed, missed, signs[0])
+        state = (index, within, left, placed, spent, signs[0])
         if state in self._seen:
             return
         self._seen.add(state)
         options = sorted(self._options(index, within, signs))
-        for _, leaves, gpus, miss in options:
-            if self._left <= 0:
-                raise _Spent
-            self._left -= 1
+        for _, leaves, gpus, price in options:
+            self.spend(_TRY)
             seat = Seat(leaves, gpus)
             self._room.take_all(leaves, gpus)
             self._chosen[index].append(seat)
-            self._engine(index, within, left - 1, placed + 1, tuple(a + b for a, b in zip(missed, miss, strict=True)))
+            self._engine(index, within, left - 1, placed + 1, tuple(map(add, spent, price)))
             self._chosen[index].pop()
             self._room.take_all(leaves, -gpus)
         if placed + more - 1 >= self.best.worth[0]:
-            self._fleet(index + 1, placed, missed)
+            self._fleet(index + 1, placed, spent)
 
-    def _hopeless(self, index: int, left: int, most: int, missed: tuple[int, ...]) -> bool:
+    def _hopeless(self, index: int, left: int, most: int, spent: tuple[int, ...]) -> bool:
         """Whether nothing from here on can be better than the best."""
         if most != self.best.worth[0]:
             return most < self.best.worth[0]
-        need = left * self._need[index] + sum(
-            each.count * gpus for each, gpus in zip(self._wanted[index + 1 :], self._need[index + 1 :], strict=True)
-        )
+        counts = (left, *(each.count for each in self._wanted[index + 1 :]))
+        need, pods = (sum(map(mul, counts, each[index:])) for each in (self._need, self._least))
         whole = self._room.whole_gpus()
         free = self._room.free[0]
         ceiling = sum(gpus - max(0, need - (free - gpus)) for gpus in whole)
-        return (most, *(-each for each in missed), ceiling) <= self.best.worth
+        return (most, *(-each for each in spent[:-1]), -spent[-1] - pods, ceiling) <= self.best.worth
 
     def _number(self, parts: tuple[object, ...]) -> int:
         return self._numbers.setdefault(parts, len(self._numbers))
@@ -139,23 +145,25 @@ class Search:
     def _options(
         self, index: int, within: int, signs: Sequence[int]
     ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], int, tuple[int, ...]]]:
-        """Seats for one engine that differ in more than names: their price, nodes, GPUs of each pod, and levels missed."""
+        """Seats for one engine that differ in more than names: how good they are, nodes, GPUs of each pod, levels missed and pods."""
         task, tree, before = self._wanted[index].task, self._tree, sum(self._room.whole_gpus())
         for kind in self._kinds[index]:
-            seen = set()
+            seen, ways = set(), _Ways(self, kind, signs)
             for domain in tree.at_depth(max(kind.bounds.engine, tree.depth[within]), within):
                 # What lies around a domain tells it from another that holds the same.
                 around = tuple(signs[each] for each in tree.path(domain))
                 if around in seen:
                     continue
                 seen.add(around)
-                for leaves in _Ways(self, kind, signs).of(domain, kind.shape.middles).values():
+                self.spend(1)
+                for leaves in ways.of(domain, kind.shape.middles).values():
                     seat = task.seat(kind, list(leaves))
                     miss = task.missed(seat)
                     self._room.take_all(seat.leaves, seat.gpus)
                     lost = before - sum(self._room.whole_gpus())
                     self._room.take_all(seat.leaves, -seat.gpus)
-                    yield (*miss, lost, len(leaves)), seat.leaves, seat.gpus, miss
+                    price = (*miss, len(leaves))
+                    yield (*price, lost), seat.leaves, seat.gpus, price
 
 
 class _Ways:
@@ -204,7 +212,6 @@ class _Ways:
                 for more in range(least, min(self._count(child), inside - taken) + 1):
                     for sign, chosen in self.of(child, more).items():
                         following.setdefault((taken + more, tuple(sorted((*signs, sign)))), (*leaves, *chosen))
-            if len(following) > _WIDEST:
-                raise _Spent
+            self._search.spend(len(following))
             partial = following
         return {number(("in", *signs)): leaves for (taken, signs), leaves in partial.items() if taken == inside}

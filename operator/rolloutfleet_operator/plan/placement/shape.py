@@ -108,14 +108,18 @@ def find_shape(sizes: Parallelism, gpus: int, nesting: Nesting) -> Shape | None:
     return Shape(gpus, tensor_pods, sizes.data, groups, nesting)
 
 
-def shapes_for(sizes: Parallelism, node_gpus: Iterable[int], nesting: Nesting) -> tuple[Shape, ...]:
+def shapes_for(
+    sizes: Parallelism, node_gpus: Iterable[int], nesting: Nesting, wanted: int | None = None
+) -> tuple[Shape, ...]:
     """Every shape that a kind of node can hold, that of the fewest pods first.
 
     Args:
         sizes: the engine's.
         node_gpus: GPUs of the nodes of that kind.
         nesting: what stands between engine and tensor groups.
+        wanted: GPUs of each pod, or fewer where the engine has fewer; None for whatever divides evenly.
     """
-    most = max(node_gpus, default=0)
-    found = (find_shape(sizes, gpus, nesting) for gpus in range(min(most, sizes.world), 0, -1))
+    most, world = max(node_gpus, default=0), sizes.world
+    choices = range(world, 0, -1) if wanted is None else (min(wanted, world),)
+    found = (find_shape(sizes, gpus, nesting) for gpus in choices if gpus <= most)
     return tuple(shape for shape in found if shape)

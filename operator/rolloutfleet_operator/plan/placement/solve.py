@@ -1,8 +1,9 @@
 """The planner: nodes, fleets and what is placed -> a plan. Pure, and the same for any order of what it is given.
 
 Engines that are well stay. The others are placed fleet by fleet, largest engines first, each engine where all of it fits and where it
-breaks least. When that leaves engines over, it is tried in other ways: by requirements alone, from the nodes with most room, fleets in
-another order. Small cases are then searched exactly (:mod:`search`); what is still missing is explained.
+breaks least. In all but the largest clusters, and there when engines are left over, it is tried in other ways: by requirements alone,
+from the nodes with most room, fleets in another order. Small cases are then searched exactly (:mod:`search`). What is still missing is
+explained.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,9 +25,20 @@ from rolloutfleet_operator.plan.placement.supply import Fit
 from rolloutfleet_operator.plan.placement.task import Seat, Task, make_task
 from rolloutfleet_operator.plan.placement.tree import build_tree
 
-SMALL_NODES = 48
-SMALL_ENGINES = 16
-"""Up to here arrangements are searched exactly."""
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much is tried: seconds grow with each."""
+
+    several_nodes: int = 2000
+    """Up to so many nodes with room the best of several ways is taken; above, other ways are for engines that are left over."""
+    exact_nodes: int = 48
+    exact_engines: int = 16
+    """Up to so many nodes with room, and engines, arrangements are searched exactly."""
+    exact_steps: int = BUDGET
+
+
+_LIMITS = Limits()
 _ORDERS = 6
 """Orders of fleets that are tried when one of them is left without room."""
 _DOMAINS = 64
@@ -51,7 +63,7 @@ def plan_placement(
     nodes: Iterable[NodeFacts],
     requests: Iterable[PlacementRequest],
     placed: Iterable[Placed] = (),
-    budget: int = BUDGET,
+    limits: Limits = _LIMITS,
 ) -> Plan:
     """Where every engine goes.
 
@@ -59,7 +71,7 @@ def plan_placement(
         nodes: all that may count; GPUs of the planned fleets' own pods are not among those that others use.
         requests: fleets of different names, with the same levels.
         placed: engines that have nodes.
-        budget: states that an exact search may look at; 0 leaves the search out.
+        limits: how much is tried.
 
     Raises:
         InvalidSpecError: a request names a level that does not exist, contradicts itself or another one.
@@ -75,7 +87,7 @@ def plan_placement(
         kept = keep_engines(room, task, standing)
         missing = tuple(engine for engine in range(request.replicas) if engine not in kept.kept)
         shares.append(_Share(task, kept, missing, impossible(task) if missing else ""))
-    found, proved = _Planner(room, shares, budget).run()
+    found, proved = _Planner(room, shares, limits).run()
     for seats in found.seats:
         for seat in seats:
             room.take_all(seat.leaves, seat.gpus)
@@ -96,8 +108,8 @@ def _check_together(asked: Sequence[PlacementRequest]) -> None:
 
 
 class _Planner:
-    def __init__(self, room: Room, shares: Sequence[_Share], budget: int) -> None:
-        self._room, self._shares, self._budget = room, shares, budget
+    def __init__(self, room: Room, shares: Sequence[_Share], limits: Limits) -> None:
+        self._room, self._shares, self._limits = room, shares, limits
         self._start = list(room.free)
         self._wanted = sum(share.count for share in shares)
         self._first = sorted(
@@ -107,37 +119,38 @@ class _Planner:
     def run(self) -> tuple[Found, bool]:
         """The best arrangement, and whether more engines are certain not to fit; the room is as before."""
         best = self._greedy(self._first, Fit.WHOLE, preferring=True)
-        small = self._small()
+        several, small = self._sizes()
         spread = any(share.task.request.spread for share in self._shares if share.count)
-        if not small and (best.worth[0] == self._wanted or self._bounded(best)):
+        if not several and (best.worth[0] == self._wanted or self._bounded(best)):
             return best, True
-        if small or best.worth[0] < self._wanted:
-            for other in self._others(small):
-                if other.worth[:1] > best.worth[:1] or (not spread and other.worth > best.worth):
-                    best = other
-                if not small and best.worth[0] == self._wanted:
-                    break
+        for other in self._others(several):
+            if other.worth[:1] > best.worth[:1] or (not spread and other.worth > best.worth):
+                best = other
+            if not several and best.worth[0] == self._wanted:
+                break
         # The search knows nothing of spreading, so that a fleet that spreads is searched only when it does not fit otherwise.
-        if small and self._budget and (best.worth[0] < self._wanted or not spread):
-            search = Search(self._room, self._as_wanted(), best, self._budget)
+        if small and (best.worth[0] < self._wanted or not spread):
+            search = Search(self._room, self._as_wanted(), best, self._limits.exact_steps)
             best = search.run()
             restore(self._room, self._start)
             return best, search.complete
         return best, best.worth[0] == self._wanted or self._bounded(best)
 
-    def _others(self, small: bool) -> Iterator[Found]:
+    def _others(self, several: bool) -> Iterator[Found]:
         ways = [(Fit.TIGHT, True), (Fit.WHOLE, False), (Fit.TIGHT, False), (Fit.LEVEL, False)]
-        ways += [(Fit.LEVEL, True)] if small else []
+        ways += [(Fit.LEVEL, True)] if several else []
         for fit, preferring in ways:
             yield self._greedy(self._first, fit, preferring=preferring)
         if sum(1 for share in self._shares if share.count) > 1:
             for order in islice(permutations(reversed(self._first)), _ORDERS):
                 yield self._greedy(order, Fit.WHOLE, preferring=False)
 
-    def _small(self) -> bool:
-        tasks = [share.task for share in self._shares if share.count]
+    def _sizes(self) -> tuple[bool, bool]:
+        """Whether the best of several ways is wanted, and whether the case is small enough to be searched."""
+        tasks, limits = [share.task for share in self._shares if share.count], self._limits
         leaves = {leaf for task in tasks for product in task.products.values() for leaf in product if self._start[leaf]}
-        return len(leaves) <= SMALL_NODES and 0 < self._wanted <= SMALL_ENGINES
+        small = len(leaves) <= limits.exact_nodes and self._wanted <= limits.exact_engines
+        return self._wanted > 0 and len(leaves) <= limits.several_nodes, self._wanted > 0 and small
 
     def _as_wanted(self) -> list[Wanted]:
         return [Wanted(share.task, share.count, share.standing.within) for share in self._shares]
@@ -152,7 +165,8 @@ class _Planner:
             for seat in found:
                 for axis, levels in enumerate(share.task.missed(seat)):
                     missed[axis] += levels
-        worth = (sum(map(len, seats)), *(-each for each in missed), sum(room.whole_gpus()))
+        pods = sum(len(seat.leaves) for found in seats for seat in found)
+        worth = (sum(map(len, seats)), *(-each for each in missed), -pods, sum(room.whole_gpus()))
         restore(room, self._start)
         return Found(tuple(seats), worth)
 
@@ -196,7 +210,7 @@ def _fleet_plan(room: Room, share: _Share, seats: Sequence[Seat], proved: bool) 
     message = ""
     if missing:
         verdict = Verdict.DOES_NOT_FIT if proved else Verdict.NOT_FOUND
-        message = explain_missing(room, task, missing, share.standing, searched=proved)
+        message = explain_missing(room, task, missing, _may_hold(share, seats), searched=proved)
     if share.impossible:
         verdict, message = Verdict.IMPOSSIBLE, share.impossible
     return FleetPlan(
@@ -207,6 +221,13 @@ def _fleet_plan(room: Room, share: _Share, seats: Sequence[Seat], proved: bool) 
         moved=tuple(sorted(share.standing.moved, key=lambda moved: moved.engine)),
         message=message,
     )
+
+
+def _may_hold(share: _Share, seats: Sequence[Seat]) -> tuple[int, ...]:
+    """The domains that may hold the fleet, now that these engines have seats."""
+    tree, depth = share.task.tree, share.task.constraints.ladders["fleet"].required
+    leaves = [leaf for seat in (*share.standing.kept.values(), *seats) for leaf in seat.leaves[:1]]
+    return (tree.ancestor(leaves[0], depth),) if leaves else share.standing.within
 
 
 def _place(task: Task, engine: int, seat: Seat, *, kept: bool) -> EnginePlace:

@@ -4,6 +4,8 @@ Both are kept along the path of each change. A key is a tuple whose least is the
 domains inside, so the best of the whole is the best of the bests, and each domain needs to know that of its children alone.
 """
 
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from heapq import heapify, heappop, heappush, nsmallest
@@ -37,6 +39,11 @@ class Kind:
     bounds: Bounds
     """As narrow as the shape allows."""
     leaves: tuple[int, ...]
+    """In order."""
+
+    def inside(self, numbers: range) -> Sequence[int]:
+        """Those of a domain, given the numbers of what is in it."""
+        return self.leaves[bisect_left(self.leaves, numbers.start) : bisect_left(self.leaves, numbers.stop)]
 
 
 class Supply:
@@ -73,10 +80,7 @@ class Supply:
         self._wide: dict[int, list[tuple[tuple[int, ...], int]]] = {}
         gpus, parent, depth = kind.shape.gpus, tree.parent, tree.depth
         touched: set[int] = set()
-        inside = tree.inside(within)
-        for leaf in kind.leaves:
-            if leaf not in inside:
-                continue
+        for leaf in kind.inside(tree.inside(within)):
             self._admitted[leaf] = 1
             touched.add(leaf)
             if room.free[leaf] >= gpus:

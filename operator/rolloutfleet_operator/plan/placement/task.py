@@ -29,7 +29,9 @@ class Task:
     request: PlacementRequest
     constraints: Constraints
     products: Mapping[str, tuple[int, ...]]
-    """The nodes whose labels and taints admit the fleet's pods, by the kind of their GPUs: an engine keeps to one kind."""
+    """The nodes whose labels and taints admit the fleet's pods, in order, by the kind of their GPUs: an engine keeps to one kind."""
+    largest: Mapping[str, int]
+    """The most GPUs of a node of each kind."""
 
     @property
     def world(self) -> int:
@@ -42,24 +44,28 @@ class Task:
         found = [
             Kind(product, shape, bounds.narrowed(shape, hosts), leaves)
             for product, leaves in self.products.items()
-            for shape in self._shapes(leaves, bounds)
+            for shape in self._shapes(product, bounds)
             if bounds.allows(shape, hosts)
         ]
         return tuple(sorted(found, key=lambda kind: (kind.shape.pods, kind.product)))
 
-    def _shapes(self, leaves: tuple[int, ...], bounds: Bounds) -> tuple[Shape, ...]:
-        gpus = {self.tree.node_at[leaf].gpus for leaf in leaves}
-        return shapes_for(self.request.parallelism, gpus, bounds.nesting)
+    def _shapes(self, product: str, bounds: Bounds) -> tuple[Shape, ...]:
+        return shapes_for(
+            self.request.parallelism, (self.largest[product],), bounds.nesting, self.request.gpus_per_node
+        )
 
-    def steps(self, *, preferring: bool) -> Iterator[tuple[Kind, ...]]:
+    def steps(self, within: int, *, preferring: bool) -> Iterator[tuple[Kind, ...]]:
         """Kinds to try, best first; those of one step are equally good but for where they would land.
 
         Args:
+            within: the domain that holds the fleet.
             preferring: whether preferences count; else what is required is all that is tried.
         """
         seen: set[Kind] = set()
         for bounds in self.constraints.tries() if preferring else (self.constraints.loosest,):
-            for _, kinds in groupby(self.kinds(bounds), key=lambda kind: kind.shape.pods):
+            for _, kinds in groupby(
+                self.kinds(bounds.inside(self.tree.depth[within])), key=lambda kind: kind.shape.pods
+            ):
                 fresh = tuple(kind for kind in kinds if kind not in seen)
                 seen.update(fresh)
                 if fresh:
@@ -86,7 +92,7 @@ def could_hold(kind: Kind, room: Room, within: int) -> bool:
     if not any(free[domain] >= need for domain in room.tree.at_depth(depth, within)):
         return False
     wanted = kind.shape.pods
-    for leaf in kind.leaves:
+    for leaf in kind.inside(room.tree.inside(within)):
         if free[leaf] >= gpus:
             wanted -= 1
             if not wanted:
@@ -112,5 +118,9 @@ def make_task(tree: Tree, request: PlacementRequest) -> Task:
         if fits:
             products.setdefault(node.product, []).append(leaf)
     return Task(
-        tree, request, read_constraints(request, tree), {name: tuple(products[name]) for name in sorted(products)}
+        tree=tree,
+        request=request,
+        constraints=read_constraints(request, tree),
+        products={name: tuple(products[name]) for name in sorted(products)},
+        largest={name: max(tree.node_at[leaf].gpus for leaf in leaves) for name, leaves in products.items()},
     )

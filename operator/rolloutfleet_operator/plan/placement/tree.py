@@ -93,6 +93,13 @@ class Tree:
             domain = self.parent[domain]
         return tuple(reversed(found))
 
+    def home(self, leaf: int) -> int:
+        """The narrowest domain above a single node that stands for a label's value; the cluster when none does."""
+        domain = self.parent[leaf]
+        while not self.known[domain]:
+            domain = self.parent[domain]
+        return domain
+
     def at_depth(self, depth: int, within: int = 0) -> list[int]:
         """The domains of a depth inside a domain, in order."""
         found = [within]

@@ -7,7 +7,7 @@ from rolloutfleet_operator.plan.placement.nodes import PRODUCT_LABEL, NodeFacts,
 from rolloutfleet_operator.plan.placement.request import Placed, PlacementRequest, Rule
 from rolloutfleet_operator.plan.placement.result import Verdict
 from rolloutfleet_operator.plan.placement.shape import Parallelism
-from rolloutfleet_operator.plan.placement.solve import plan_placement
+from rolloutfleet_operator.plan.placement.solve import Limits, plan_placement
 from rolloutfleet_operator.plan.placement.tree import HOST, Level
 
 LEVELS = (
@@ -57,6 +57,24 @@ def test_the_smallest_sufficient_rest_is_used_first():
     assert nodes_of(plan) == [("n3",)]
 
 
+@pytest.mark.parametrize("limits", [Limits(), Limits(several_nodes=0)])
+def test_one_domain_of_many_nodes_is_filled_by_the_same_rules(limits):
+    used = [node(f"n{index}", "r1", index % 5) for index in range(200)]
+    plan = plan_placement(used, [fleet(100, tensor=4), fleet(20, tensor=8, name="b")], limits=limits)
+    held = {each.name: each.used_by_others for each in used}
+    assert plan.complete
+    # Engines of four fill the nodes with exactly four left, then those with least more; the whole ones are for the engines of eight.
+    assert [held[place.nodes[0]] for place in plan.fleets[0].engines] == [4] * 40 + [3] * 40 + [2] * 20
+    assert {held[place.nodes[0]] for place in plan.fleets[1].engines} == {0}
+
+
+def test_an_engine_of_many_pods_takes_its_nodes_out_of_one_domain_of_many():
+    cluster = [node(f"n{index}", "r1", index % 3) for index in range(300)]
+    plan = plan_placement(cluster, [fleet(12, tensor=4, pipeline=8, gpus_per_node=4, engine=Rule("rack"))])
+    assert plan.complete
+    assert all(len(set(place.nodes)) == 8 for place in plan.fleets[0].engines)
+
+
 def test_a_rack_in_use_is_filled_before_a_whole_one_is_broken():
     cluster = [node("n1", "r1"), node("n2", "r1"), node("n3", "r2", 8), node("n4", "r2")]
     assert nodes_of(plan_placement(cluster, [fleet()])) == [("n4",)]
@@ -72,6 +90,16 @@ def test_a_leader_is_not_put_where_its_followers_cannot_follow():
     cluster = [node("n1", "r1"), node("n2", "r1", 8), node("n3", "r2"), node("n4", "r2")]
     plan = plan_placement(cluster, [fleet(pipeline=2, engine=Rule("rack"))])
     assert nodes_of(plan) == [("n3", "n4")]
+
+
+def test_pods_have_as_many_gpus_as_is_asked_for():
+    cluster = [node(f"n{i}", "r1", clique="c") for i in range(4)]
+    plan = plan_placement(cluster, [fleet(1, gpus_per_node=2)])
+    assert [(place.gpus, len(place.nodes)) for place in plan.fleets[0].engines] == [(2, 4)]
+    again = plan_placement(cluster, [fleet(1, gpus_per_node=4)], [Placed("a", 0, ("n0", "n1", "n2", "n3"), 2)]).fleets[
+        0
+    ]
+    assert again.moved[0].reason == "its pods have 2 GPUs each, and parallelism.gpusPerNode is 4"
 
 
 def test_tensor_groups_keep_to_one_node_unless_there_are_nvlink_domains():
@@ -153,6 +181,13 @@ def test_a_fleet_that_must_be_in_one_block_is():
     assert len({int(place[0][1:]) // 6 for place in nodes_of(plan)}) == 1
 
 
+@pytest.mark.parametrize("level", ["rack", "nvlink", "host"])
+def test_a_fleet_that_prefers_a_domain_too_small_for_one_engine_gets_a_wider_one(level):
+    cluster = [node(f"n{i}", block="b") for i in range(4)]
+    plan = plan_placement(cluster, [fleet(2, pipeline=2, fleet=Rule("", level))])
+    assert nodes_of(plan) == [("n0", "n1"), ("n2", "n3")]
+
+
 def test_a_preference_gives_way_and_says_so():
     cluster = [node("n1", "r1", block="b"), node("n2", "r2", block="b"), node("n3", "r3", block="c")]
     plan = plan_placement(cluster, [fleet(pipeline=2, engine=Rule("cluster", "rack"))])
@@ -220,6 +255,17 @@ class TestStanding:
         assert not only.engines[0].kept
         assert reason in only.moved[0].reason
 
+    def test_an_engine_across_what_must_hold_the_fleet_moves_although_it_is_the_only_one(self):
+        placed = [Placed("a", 0, ("n1", "n2"), 8)]
+        (only,) = plan_placement(self.cluster, [fleet(1, pipeline=2, fleet=Rule("rack"))], placed).fleets
+        assert only.moved[0].reason == "it is not in one rack, as the whole fleet must be"
+        assert only.complete
+
+    def test_an_engine_whose_node_is_not_ready_moves(self):
+        cluster = [node("n0", "r0", ready=False), node("n1", "r0")]
+        (only,) = plan_placement(cluster, [fleet(1)], [Placed("a", 0, ("n0",), 8)]).fleets
+        assert (only.engines[0].nodes, only.moved[0].reason) == (("n1",), "node n0 is not Ready")
+
     def test_an_engine_on_a_cordoned_node_stays_while_it_is_well(self):
         cluster = [node("n0", "r0", cordoned=True), node("n1", "r0")]
         plan = plan_placement(cluster, [fleet(2)], [Placed("a", 0, ("n0",), 8)])
@@ -250,6 +296,14 @@ class TestMessages:
         cluster = [node("n0", "r1", 2), node("n1", "r1", 1), node("n2", "r2", 8), node("n3", "r2", 8)]
         (only,) = plan_placement(cluster, [fleet(1, pipeline=2, engine=Rule("rack"))]).fleets
         assert only.message.endswith("draining pods x/n0, x/n1 would do")
+
+    def test_the_rest_of_a_fleet_is_explained_where_the_fleet_is(self):
+        cluster = [node("n0", "r1"), node("n1", "r1", 4), *(node(f"m{i}", "r2", 1) for i in range(2))]
+        (only,) = plan_placement(cluster, [fleet(2, tensor=8, fleet=Rule("rack"))]).fleets
+        assert only.message == (
+            "1 of 2 engines placed; engine 1 needs 8 GPUs on one node, largest free is 4 (node n1); "
+            "draining pod x/n1 (4 GPUs on node n1) would do"
+        )
 
     def test_a_closed_node_is_named_with_why(self):
         (only,) = plan_placement([node("n0", cordoned=True)], [fleet()]).fleets

@@ -74,4 +74,5 @@ def _request(chance: random.Random, fleet: str) -> PlacementRequest:
         "engine": Rule(wide),
         "fleet": Rule(chance.choice(("cluster", "cluster", "block", "rack"))),
     }
-    return PlacementRequest(fleet, chance.randint(1, 6), sizes, LEVELS, rules)
+    per_node = chance.choice((None, None, 4, 8)) if sizes.world % 4 == 0 and sizes.tensor != 3 else None
+    return PlacementRequest(fleet, chance.randint(1, 6), sizes, LEVELS, rules, gpus_per_node=per_node)

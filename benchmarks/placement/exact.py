@@ -5,16 +5,17 @@ from dataclasses import dataclass
 
 from ortools.sat.python import cp_model
 
-from fakes.placement.instances import Case
+from benchmarks.placement.instances import Case
 from rolloutfleet_operator.plan.placement.request import PlacementRequest
 from rolloutfleet_operator.plan.placement.tree import build_tree
 
 
 @dataclass(frozen=True, slots=True)
 class Optimum:
-    """Engines that fit, and then the GPUs left in whole domains, summed over levels."""
+    """Engines that fit, then the fewest pods, then the GPUs left in whole domains, summed over levels."""
 
     engines: int
+    pods: int
     whole: int
     proved: bool
 
@@ -49,10 +50,10 @@ def pod_groups(request: PlacementRequest, gpus: int) -> dict[str, list[set[int]]
 
 def even_pods(request: PlacementRequest, most: int) -> Iterator[int]:
     """GPUs of a pod by which every tensor group and every replica is whole pods, or whole in a pod."""
-    sizes = request.parallelism
-    for gpus in range(1, min(most, sizes.world) + 1):
+    sizes, wanted = request.parallelism, request.gpus_per_node
+    for gpus in range(1, sizes.world + 1) if wanted is None else (min(wanted, sizes.world),):
         units = (sizes.tensor, sizes.replica)
-        if sizes.world % gpus == 0 and all(gpus % unit == 0 or unit % gpus == 0 for unit in units):
+        if gpus <= most and sizes.world % gpus == 0 and all(gpus % unit == 0 or unit % gpus == 0 for unit in units):
             yield gpus
 
 
@@ -62,6 +63,7 @@ class _Model:
         self._tree = build_tree(case.nodes, case.requests[0].levels)
         self._used: dict[int, list[cp_model.LinearExprT]] = {leaf: [] for leaf in self._tree.leaves()}
         self._placed: list[cp_model.IntVar] = []
+        self._pod_count: list[cp_model.LinearExprT] = []
         for request in case.requests:
             self._fleet(request)
         for leaf, used in self._used.items():
@@ -94,6 +96,7 @@ class _Model:
             for gpus in even_pods(request, max((tree.node_at[leaf].free for leaf in leaves), default=0)):
                 chosen = model.new_bool_var("")
                 ways.append(chosen)
+                self._pod_count.append(chosen * (request.parallelism.world // gpus))
                 self._pods(request, gpus, leaves, chosen, homes, depth)
         model.add(sum(ways) == placed)
         return placed
@@ -132,19 +135,24 @@ class _Model:
     def solve(self, seconds: float) -> Optimum:
         whole = self._whole()
         most = sum(node.gpus for node in self._tree.nodes) * (self._tree.hosts + 1) + 1
-        self._model.maximize(most * sum(self._placed) + whole)
+        most_pods = 1 + sum(node.gpus for node in self._tree.nodes)
+        placed, pods = cp_model.LinearExpr.sum(self._placed), cp_model.LinearExpr.sum(self._pod_count)
+        self._model.maximize(cp_model.LinearExpr.weighted_sum([placed, pods, whole], [most * most_pods, -most, 1]))
         solver = cp_model.CpSolver()
         solver.parameters.max_time_in_seconds = seconds
         solver.parameters.num_workers = 1
         status = solver.solve(self._model)
         assert status in (cp_model.OPTIMAL, cp_model.FEASIBLE), solver.status_name(status)
         return Optimum(
-            sum(solver.value(each) for each in self._placed), solver.value(whole), status == cp_model.OPTIMAL
+            engines=solver.value(placed),
+            pods=solver.value(pods),
+            whole=solver.value(whole),
+            proved=status == cp_model.OPTIMAL,
         )
 
     def _whole(self) -> cp_model.LinearExprT:
         tree, model = self._tree, self._model
-        terms: list[cp_model.LinearExprT] = [0]
+        terms: list[cp_model.LinearExprT] = []
         for domain in range(1, len(tree.parent)):
             usable = [leaf for leaf in tree.leaves(domain) if tree.node_at[leaf].usable]
             total = sum(tree.node_at[leaf].gpus for leaf in usable)
@@ -155,4 +163,4 @@ class _Model:
                 for used in self._used[leaf]:
                     model.add(used == 0).only_enforce_if(whole)
             terms.append(whole * total)
-        return sum(terms)
+        return cp_model.LinearExpr.sum(terms)
