@@ -250,9 +250,7 @@ class HostFleet:
         ]
         self.engines = [Launched(folder, arguments, engine=index, ranks=ranks, pods=pods) for index in range(engines)]
         self.followers = [
-            Launched(
-                folder, arguments, engine=leader.engine, ranks=ranks, pods=pods, leader=leader, pod_rank=pod_rank
-            )
+            Launched(folder, arguments, engine=leader.engine, ranks=ranks, pods=pods, leader=leader, pod_rank=pod_rank)
             for leader in self.engines
             for pod_rank in range(1, pods)
         ]

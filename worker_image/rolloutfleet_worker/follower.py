@@ -167,7 +167,7 @@ class Follower:
         try:
             leader = SocketChannel(await self._connect(session, RANK_ROUTE, headers))
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            log.error("the leader does not take in a rank: %s", error)
+            log.warning("the leader does not take in a rank: %s", error)
             return await rank.close()
         ways = {asyncio.create_task(_pass(rank, leader)), asyncio.create_task(_pass(leader, rank))}
         await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)

@@ -177,7 +177,9 @@ class Followers:
 
     async def _serve_rank(self, request: web.Request) -> web.WebSocketResponse:
         if not self._started or not hmac.compare_digest(request.headers.get(HEADER_START, ""), self._start.identity):
-            raise ProblemError(ProblemCode.WRONG_POD, "this process is of an earlier start of the engine; it has to end")
+            raise ProblemError(
+                ProblemCode.WRONG_POD, "this process is of an earlier start of the engine; it has to end"
+            )
         socket = await _accept(request)
         await self._ranks.serve(SocketChannel(socket), int(request.headers[HEADER_POD_RANK]))
         return socket

@@ -109,7 +109,9 @@ def _find_misfits(environment: Mapping[str, str], ranks: int, pods: int, pod_ran
     if pods < 1 or ranks % max(pods, 1):
         faults.append(f"{names.ENV_RANKS} is {ranks}, which does not divide evenly among {names.ENV_PODS}={pods}")
     if pod_rank >= max(pods, 1):
-        faults.append(f"{names.ENV_POD_RANK} is {pod_rank}, and an engine of {names.ENV_PODS}={pods} ends with {pods - 1}")
+        faults.append(
+            f"{names.ENV_POD_RANK} is {pod_rank}, and an engine of {names.ENV_PODS}={pods} ends with {pods - 1}"
+        )
     if pod_rank and not environment.get(names.ENV_LEADER):
         faults.append(f"{names.ENV_LEADER} is not set, and a pod of rank {pod_rank} needs it")
     if pods > 1 and not environment.get(names.ENV_POD_IP):

@@ -60,7 +60,9 @@ def find_difference(mine: Hello, theirs: Hello) -> str:
     if not 0 < theirs.pod_rank < mine.pods:
         return f"{who} has pod rank {theirs.pod_rank}, and followers of an engine of {mine.pods} pods have 1 to {mine.pods - 1}"
     if mine.arguments != theirs.arguments:
-        return f"{who} was given other arguments of vLLM than {mine.pod_name}: the pods of an engine are of one revision"
+        return (
+            f"{who} was given other arguments of vLLM than {mine.pod_name}: the pods of an engine are of one revision"
+        )
     return _differing_variable(mine, theirs)
 
 
@@ -82,7 +84,9 @@ def common_locality(localities: Sequence[Locality]) -> Locality:
     def shared(words: set[str]) -> str:
         return words.pop() if len(words) == 1 else ""
 
-    return Locality(host=shared({each.host for each in localities}), memory=shared({each.memory for each in localities}))
+    return Locality(
+        host=shared({each.host for each in localities}), memory=shared({each.memory for each in localities})
+    )
 
 
 @dataclass(frozen=True, slots=True)

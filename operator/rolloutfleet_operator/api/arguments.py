@@ -13,7 +13,9 @@ _DRAFT = "a refit does not reach the weights of a draft, so remove it"
 _HTTP = "engines answer plain HTTP on port 8000 of their pod, so remove it"
 _KEPT_OUTSIDE = "what it keeps outside the engine was computed with old weights and would outlive a refit, so remove it"
 _LAUNCHER = "the engine's launcher sets it, so remove it"
-_OFFLOAD = "vLLM cannot reload weights that are offloaded to the CPU, so remove it; spread the model with spec.parallelism"
+_OFFLOAD = (
+    "vLLM cannot reload weights that are offloaded to the CPU, so remove it; spread the model with spec.parallelism"
+)
 _SHAPE = "spec.parallelism says how an engine is spread over GPUs and pods, so remove it"
 _UNSUPPORTED = "refits do not know engines that are spread this way, so remove it"
 _OWN_CLASS = "refits rely on vLLM's own class, so remove it"

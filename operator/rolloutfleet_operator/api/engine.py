@@ -34,7 +34,10 @@ class ParallelismSpec(ApiModel):
         description="tensor is the tensor parallel size: over how many worker processes, and GPUs, each layer is spread.",
     )
     pipeline: int = Field(
-        default=1, ge=1, le=64, description="pipeline is the pipeline parallel size: into how many stages layers are cut."
+        default=1,
+        ge=1,
+        le=64,
+        description="pipeline is the pipeline parallel size: into how many stages layers are cut.",
     )
     expert: int = Field(
         default=1,
@@ -117,7 +120,9 @@ def parallelism_faults(sizes: ParallelismSpec) -> list[str]:
     """What the schema's rules say, for objects that were stored without them."""
     faults = []
     if sizes.expert > 1 and sizes.expert % sizes.tensor:
-        faults.append(f"parallelism.expert is {sizes.expert}, which is no multiple of parallelism.tensor {sizes.tensor}")
+        faults.append(
+            f"parallelism.expert is {sizes.expert}, which is no multiple of parallelism.tensor {sizes.tensor}"
+        )
     node = sizes.gpus_per_node
     if node is None or node >= sizes.world:
         return faults
@@ -126,7 +131,9 @@ def parallelism_faults(sizes: ParallelismSpec) -> list[str]:
         ("a model replica (tensor x pipeline)", sizes.tensor * sizes.pipeline),
     ):
         if size % node and node % size:
-            faults.append(f"parallelism.gpusPerNode is {node}, but {words} has {size} GPUs, and neither divides the other")
+            faults.append(
+                f"parallelism.gpusPerNode is {node}, but {words} has {size} GPUs, and neither divides the other"
+            )
     if sizes.world % node:
         faults.append(f"parallelism.gpusPerNode is {node}, which does not divide the {sizes.world} GPUs of an engine")
     return faults

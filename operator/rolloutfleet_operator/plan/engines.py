@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from rolloutfleet_operator.plan.gather import every_pod, missing_ranks
 from rolloutfleet_operator.plan.observed import Pod
 
 BACKOFF_CAP_SECONDS = 300
@@ -38,15 +39,17 @@ class EngineGoal:
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
-    """What to do now, both in order of engine; ``retry_after`` is when a replacement that is held back is due, in seconds."""
+    """What to do now, all in order of engine; ``retry_after`` is when a replacement that is held back is due, in seconds."""
 
     create: tuple[tuple[int, int], ...] = ()
     """(engine, incarnation)"""
+    complete: tuple[tuple[int, int, int], ...] = ()
+    """(engine, incarnation, rank) of pods that engines lack which stay"""
     delete: tuple[Pod, ...] = ()
     retry_after: float | None = None
 
     def __bool__(self) -> bool:
-        return bool(self.create or self.delete)
+        return bool(self.create or self.complete or self.delete)
 
 
 def current_pods(pods: Iterable[Pod], revision: str = "") -> Mapping[int, Pod]:
@@ -88,9 +91,11 @@ def plan_engines(goal: EngineGoal, own: Sequence[Pod], foreign: Sequence[Pod], n
         else:
             create.append((engine, _next_incarnation(engine, own, foreign)))
     created = {engine for engine, _ in create}
-    delete = [pod for pod in own if not pod.terminating and pod.uid not in kept and _may_go(pod, goal, created)]
+    delete = [pod for pod in own if _is_there(pod) and pod.uid not in kept and _may_go(pod, goal, created)]
+    staying = sorted((pod for pod in own if pod.uid in kept), key=lambda pod: (pod.engine, pod.incarnation))
     return EnginePlan(
         create=tuple(create),
+        complete=tuple((pod.engine, pod.incarnation, rank) for pod in staying for rank in missing_ranks(pod)),
         delete=tuple(sorted(delete, key=lambda pod: (pod.engine, pod.incarnation, pod.name))),
         retry_after=min(waits, default=None),
     )
@@ -136,6 +141,11 @@ def _handed_over(goal: EngineGoal, current: Mapping[int, Pod], successors: Mappi
     # A successor that tolerates the taint may be there again: it is no better off.
     up = [engine for engine in leaving if engine in successors and successors[engine].container.up]
     return [current[engine] for engine in up if not successors[engine].leaving][:1]
+
+
+def _is_there(pod: Pod) -> bool:
+    """Whether any pod of the engine has not been told to end."""
+    return not all(part.terminating for part in every_pod(pod))
 
 
 def _may_go(pod: Pod, goal: EngineGoal, created: set[int]) -> bool:

@@ -20,32 +20,34 @@ def gather_engines(pods: Iterable[Pod]) -> tuple[Pod, ...]:
 
 
 def every_pod(engine: Pod) -> tuple[Pod, ...]:
-    """The pods that the one stands for, itself first."""
-    return (engine, *engine.others)
+    """The pods that the one stands for, by rank."""
+    return engine.parts or (engine,)
 
 
-def is_whole(engine: Pod) -> bool:
-    """Whether every pod of the engine exists."""
-    return len(every_pod(engine)) >= engine.pods
+def missing_ranks(engine: Pod) -> tuple[int, ...]:
+    """The ranks of the engine's pods that do not exist."""
+    return tuple(sorted(set(range(engine.pods)) - {pod.rank for pod in every_pod(engine)}))
 
 
 def _gather(pods: Sequence[Pod]) -> Pod:
-    first, *others = pods
-    if first.pods == 1 and not others:
+    first = pods[0]
+    if first.pods == len(pods) == 1:
         return first
-    whole = len(pods) >= first.pods
     ended = next((pod for pod in pods if pod.dead), None)
     # A pod that nobody evicted is to blame for the end of the others.
     culprit = next((pod for pod in pods if pod.dead and not pod.disrupted), ended)
+    # An end of any is an end of each: the leader says why as long as it has ended as often, for followers tell it.
+    told = max(pods, key=lambda pod: pod.container.restarts)
     return replace(
         first,
-        others=tuple(others),
+        parts=tuple(pods),
         phase=culprit.phase if culprit is not None else first.phase,
         created=max(pod.created for pod in pods),
-        ready=whole and all(pod.ready for pod in pods),
+        ready=len(pods) >= first.pods and all(pod.ready for pod in pods),
         terminating=any(pod.terminating for pod in pods),
         address=first.address if first.rank == 0 else "",
-        container=_container(pods),
+        node=told.node if all(pod.node for pod in pods) else "",
+        container=_container(pods, told),
         unschedulable=next((f"pod {pod.name}: {pod.unschedulable}" for pod in pods if pod.unschedulable), ""),
         sandbox_missing=any(pod.sandbox_missing for pod in pods),
         mounts=next((pod.mounts for pod in pods if pod.mounts), ""),
@@ -54,18 +56,12 @@ def _gather(pods: Sequence[Pod]) -> Pod:
     )
 
 
-def _container(pods: Sequence[Pod]) -> ContainerState:
-    """One state for all: an end of any is an end of each, so the most that a container has ended is how often the engine has.
-
-    The leader says why, as long as it has ended as often: it is told by the pod that has failed.
-    """
-    restarts = max(pod.container.restarts for pod in pods)
-    told = next(pod.container for pod in pods if pod.container.restarts == restarts)
-    waiting = next((pod.container for pod in pods if pod.container.waiting_reason), told)
+def _container(pods: Sequence[Pod], told: Pod) -> ContainerState:
+    """One state for all: the most that a container has ended is how often the engine has."""
+    waiting = next((pod.container for pod in pods if pod.container.waiting_reason), told.container)
     return replace(
-        told,
+        told.container,
         started=all(pod.container.started for pod in pods),
-        restarts=restarts,
         waiting_reason=waiting.waiting_reason,
         waiting_message=waiting.waiting_message,
         ended_at=max((pod.container.ended_at for pod in pods if pod.container.ended_at), default=None),

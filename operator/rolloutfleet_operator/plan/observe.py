@@ -39,7 +39,7 @@ def observe_pod(body: Body) -> Pod:
         address=status.get("podIP", ""),
         node=spec.get("nodeName", ""),
         engine=_number(labels, naming.LABEL_ENGINE),
-        rank=_number(labels, naming.LABEL_POD_RANK),
+        rank=_number(labels, naming.LABEL_RANK),
         incarnation=_number(labels, naming.LABEL_INCARNATION),
         revision=labels.get(naming.LABEL_REVISION, ""),
         ranks=_number(metadata.get("annotations") or {}, naming.ANNOTATION_RANKS, default=1),

@@ -54,8 +54,8 @@ class Pod:
     """Of its engine."""
     pods: int = 1
     """Of its engine."""
-    others: tuple["Pod", ...] = ()
-    """Where this stands for an engine of several pods: those beside it."""
+    parts: tuple["Pod", ...] = ()
+    """Where this stands for an engine of several pods: each of them that exists, by rank."""
     container: ContainerState = field(default_factory=ContainerState)
     unschedulable: str = ""
     """The scheduler's message while it finds no node."""

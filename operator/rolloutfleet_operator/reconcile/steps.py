@@ -14,6 +14,7 @@ from rolloutfleet_operator.errors import (
     OperatorError,
     OwnershipConflictError,
 )
+from rolloutfleet_operator.plan.gather import every_pod
 from rolloutfleet_operator.plan.observe import controller_uid
 from rolloutfleet_operator.plan.observed import Pod
 from rolloutfleet_operator.plan.sync import plan_floor
@@ -22,7 +23,7 @@ from rolloutfleet_operator.reconcile.ownership import create_owned, foreign, kee
 from rolloutfleet_operator.reconcile.runtime import Runtime
 from rolloutfleet_operator.reconcile.taxonomy import gravest
 from rolloutfleet_operator.reconcile.view import FleetView
-from rolloutfleet_operator.render.engine import render_engine_pod
+from rolloutfleet_operator.render.engine import render_engine_pod, render_engine_pods
 from rolloutfleet_operator.render.identity import FleetIdentity, Manifest
 from rolloutfleet_operator.render.shared import render_token
 from rolloutfleet_operator.render.sync import render_floor, render_standing_weightsync
@@ -127,17 +128,23 @@ async def apply_compute_domain(runtime: Runtime, fleet: FleetIdentity, manifest:
 async def apply_engines(runtime: Runtime, view: FleetView) -> None:
     """Engine pods are ended and made as planned; one that serves is ended only when the server would take its successor."""
     plan = view.engines
-    if plan.create and view.compute_domain is not None:
+    if (plan.create or plan.complete) and view.compute_domain is not None:
         await apply_compute_domain(runtime, view.fleet, view.compute_domain)
-    pods = {
-        engine: render_engine_pod(view.fleet, view.template, engine, number, view.goal.avoided)
+    engines = {
+        engine: render_engine_pods(view.fleet, view.template, engine, number, view.goal.avoided)
         for engine, number in plan.create
     }
-    serving = sorted(pod.engine for pod in plan.delete if pod.ready and pod.engine in pods)
+    serving = sorted(pod.engine for pod in plan.delete if pod.ready and pod.engine in engines)
     if serving:
-        await runtime.gateway.create(pods[serving[0]], dry_run=True)
-    await _each(runtime, (_delete_pod(runtime, view, pod) for pod in plan.delete))
-    await _each(runtime, (create_owned(runtime.gateway, view.fleet, pod) for _, pod in sorted(pods.items())))
+        await runtime.gateway.create(engines[serving[0]][0], dry_run=True)
+    pods = [pod for _, engine in sorted(engines.items()) for pod in engine]
+    pods += [
+        render_engine_pod(view.fleet, view.template, engine, number, view.goal.avoided, rank)
+        for engine, number, rank in plan.complete
+    ]
+    ended = [part for pod in plan.delete for part in every_pod(pod) if not part.terminating]
+    await _each(runtime, (_delete_pod(runtime, view, pod) for pod in ended))
+    await _each(runtime, (create_owned(runtime.gateway, view.fleet, pod) for pod in pods))
 
 
 # Turns before the standing WeightSync: one that is made anew must find the turn of another written down.

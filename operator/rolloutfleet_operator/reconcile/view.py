@@ -14,6 +14,7 @@ from rolloutfleet_operator.naming import ROLE_SYNC
 from rolloutfleet_operator.plan.engines import EngineGoal, EnginePlan, current_pods, plan_engines
 from rolloutfleet_operator.plan.fabric import plan_fabric
 from rolloutfleet_operator.plan.fit import Fit, plan_fit
+from rolloutfleet_operator.plan.gather import gather_engines
 from rolloutfleet_operator.plan.leaving import mark_leaving
 from rolloutfleet_operator.plan.observe import revive_of
 from rolloutfleet_operator.plan.observed import Observed, Pod, WeightSync
@@ -42,6 +43,7 @@ class FleetView:
     goal: EngineGoal
     fit: Fit
     own: tuple[Pod, ...]
+    """One for each engine and incarnation."""
     engines: EnginePlan
     active: WeightSync | None
     job: SyncJob | None
@@ -101,11 +103,12 @@ def view_fleet(
     """
     spec, fleet = parse_fleet_spec(body), identify(body)
     template = render_engine_template(fleet, spec, images)
-    gpus, resource = spec.parallelism.tensor, spec.placement.gpu_resource
-    fit = plan_fit(gpus, resource, observed.nodes)
+    gpus, resource = spec.parallelism.ranks_per_pod, spec.placement.gpu_resource
+    fit = plan_fit(gpus, spec.parallelism.pods, resource, observed.nodes)
     if fit.fits is not False:
         fit = plan_fabric(spec.fabric.rdma, spec.fabric.rdma_devices, resource, gpus, observed.nodes) or fit
-    own = mark_leaving(observed.engine_pods(fleet.uid), observed.nodes, spec.recovery.leaving_taints)
+    pods = mark_leaving(observed.engine_pods(fleet.uid), observed.nodes, spec.recovery.leaving_taints)
+    own = gather_engines(pods)
     recovery = plan_recovery(
         RecoveryGoal(spec.recovery, spec.engines, template.revision, revive_of(body)),
         previous.recovery or RecoveryStatus(),

@@ -18,7 +18,7 @@ from rolloutfleet_operator.render.fabric import (
     fabric_pod,
 )
 from rolloutfleet_operator.render.identity import FleetIdentity, Manifest
-from rolloutfleet_operator.render.nodes import avoid_nodes, node_loss_tolerations
+from rolloutfleet_operator.render.nodes import avoid_nodes, keep_apart, node_loss_tolerations
 from rolloutfleet_operator.render.revision import revision_of
 from rolloutfleet_operator.render.security import container_security, pod_security
 
@@ -30,6 +30,8 @@ FIRST_PORT = 20_000
 PORTS_EACH = 32
 ENGINE_PORTS = 2
 """At the window's beginning: where the engine's pods meet."""
+ENGINE_LABELS = (naming.LABEL_FLEET, naming.LABEL_ENGINE, naming.LABEL_INCARNATION)
+"""Equal on the pods of one engine, and on no other's."""
 WINDOWS = (32_768 - FIRST_PORT) // PORTS_EACH
 CACHE_FOLDER = "/tmp/vllm-cache"  # noqa: S108  a volume of the pod's own
 """vLLM compiles into one folder for each pod: two that share one disturb each other."""
@@ -103,7 +105,7 @@ def render_engine_pod(
         **template.labels,
         naming.LABEL_ENGINE: str(engine),
         naming.LABEL_INCARNATION: str(incarnation),
-        naming.LABEL_POD_RANK: str(pod_rank),
+        naming.LABEL_RANK: str(pod_rank),
         naming.LABEL_REVISION: template.revision,
     }
     metadata = fleet.metadata(name, naming.ROLE_FOLLOWER if pod_rank else naming.ROLE_LEADER, labels)
@@ -121,6 +123,9 @@ def render_engine_pod(
         *container["env"],
     ]
     affinity = avoid_nodes(template.spec.get("affinity"), avoided)
+    if template.pods > 1:
+        # Each node holds equally many ranks of an engine: those of one of its pods.
+        affinity = keep_apart(affinity, {key: metadata["labels"][key] for key in ENGINE_LABELS})
     spec = {**template.spec, "containers": [{**container, "env": env}], "hostname": name}
     if affinity:
         spec["affinity"] = affinity

@@ -1,4 +1,4 @@
-"""What a pod says of nodes: which it keeps off, and how long it stays on one that is lost."""
+"""What a pod says of nodes: which it keeps off, which others it keeps away, and how long it stays on one that is lost."""
 
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
@@ -7,6 +7,7 @@ from typing import Any, Final
 from rolloutfleet_operator.api.podparts import Toleration
 
 NODE_LOSS_TAINTS: Final = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+_HOST: Final = "kubernetes.io/hostname"
 _REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
@@ -38,6 +39,14 @@ def avoid_nodes(affinity: Mapping[str, Any] | None, nodes: Iterable[str]) -> dic
     node_affinity[_REQUIRED] = {
         "nodeSelectorTerms": [_with_rules(term, rules) for term in terms] if terms else [{"matchFields": rules}]
     }
+    return kept
+
+
+def keep_apart(affinity: Mapping[str, Any] | None, labels: Mapping[str, str]) -> dict[str, Any]:
+    """The affinity, by which no node takes two pods that carry these labels."""
+    kept: dict[str, Any] = deepcopy(dict(affinity or {}))
+    terms = kept.setdefault("podAntiAffinity", {}).setdefault(_REQUIRED, [])
+    terms.append({"labelSelector": {"matchLabels": dict(sorted(labels.items()))}, "topologyKey": _HOST})
     return kept
 
 
