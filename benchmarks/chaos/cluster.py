@@ -67,6 +67,11 @@ class PodParty:
         )
         return int(re.sub(r"\D", "", str(born)) or 0) * 1000 + int(started)
 
+    def is_ready(self) -> bool:
+        """Whether it is up: before, the first process of a container hears no SIGTERM."""
+        statuses = [each for pod in self._pods() for each in pod["status"].get("containerStatuses", [])]
+        return bool(statuses) and all(each["ready"] for each in statuses)
+
     def signal(self, number: signal.Signals, title: str = "") -> None:
         """To its main process, or with a title to the rank below it, as the pods stood when their restarts were last counted."""
         os.kill(self._find(title), number)
@@ -221,7 +226,8 @@ class ClusterFleet(Standing):
         up = all(report is not None and report.state is WorkerState.SERVING for report in reports)
         members = self.view().get("members", [])
         known = {member["podName"] for member in members if member["state"] == WorkerState.SERVING}
-        return up and len(pods) == ENGINES and known == {pod.name for pod in pods}
+        served = up and len(pods) == ENGINES and known == {pod.name for pod in pods}
+        return served and self.sync.is_ready() and self.operator.is_ready()
 
     def next_trainer(self) -> None:
         """The spare takes the place of a trainer that was lost."""

@@ -257,7 +257,7 @@ REJECTIONS = [
     ),
     Rejection(
         FLEET,
-        ".spec.fabric",
+        ".spec",
         "fabric.preset needs fabric.rdmaResource",
         "fabric.preset RoCE needs fabric.rdmaResource: the extended resource by which nodes offer RDMA devices, such as "
         "rdma/rdma_shared_device_a",
@@ -265,7 +265,7 @@ REJECTIONS = [
     ),
     Rejection(
         FLEET,
-        ".spec.fabric",
+        ".spec",
         "fabric.rdmaResource needs a preset that uses it",
         "fabric.rdmaResource is rdma/ib but fabric.preset is None, which uses no RDMA devices; set it to InfiniBand, RoCE or EFA, or "
         "remove the resource",
@@ -273,7 +273,7 @@ REJECTIONS = [
     ),
     Rejection(
         FLEET,
-        ".spec.fabric",
+        ".spec",
         "fabric.claimTemplate needs fabric.preset MultiNodeNVLink",
         "fabric.claimTemplate is imex but fabric.preset is None; set it to MultiNodeNVLink, or remove the template",
         {"fabric": {"claimTemplate": "imex"}},

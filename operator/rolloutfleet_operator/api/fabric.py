@@ -77,28 +77,28 @@ class FabricSpec(ApiModel):
         return self.rdma_resource or (EFA_RESOURCE if self.preset is FabricPreset.EFA else "")
 
 
-_NEEDS_RDMA = "self.preset in ['InfiniBand', 'RoCE', 'EFA']"
+_NEEDS_RDMA = "self.fabric.preset in ['InfiniBand', 'RoCE', 'EFA']"
 FABRIC_VALIDATIONS = [
     cel(
-        "!(self.preset in ['InfiniBand', 'RoCE']) || has(self.rdmaResource)",
+        "!(self.fabric.preset in ['InfiniBand', 'RoCE']) || has(self.fabric.rdmaResource)",
         "fabric.preset needs fabric.rdmaResource",
-        expression="'fabric.preset ' + self.preset + ' needs fabric.rdmaResource: the extended resource by which nodes offer RDMA devices, "
-        "such as rdma/rdma_shared_device_a'",
+        expression="'fabric.preset ' + self.fabric.preset + ' needs fabric.rdmaResource: the extended resource by which nodes offer RDMA "
+        "devices, such as rdma/rdma_shared_device_a'",
     ),
     cel(
-        f"!has(self.rdmaResource) || {_NEEDS_RDMA}",
+        f"!has(self.fabric.rdmaResource) || {_NEEDS_RDMA}",
         "fabric.rdmaResource needs a preset that uses it",
-        expression="'fabric.rdmaResource is ' + self.rdmaResource + ' but fabric.preset is ' + self.preset + "
+        expression="'fabric.rdmaResource is ' + self.fabric.rdmaResource + ' but fabric.preset is ' + self.fabric.preset + "
         "', which uses no RDMA devices; set it to InfiniBand, RoCE or EFA, or remove the resource'",
     ),
     cel(
-        "!has(self.claimTemplate) || self.preset == 'MultiNodeNVLink'",
+        "!has(self.fabric.claimTemplate) || self.fabric.preset == 'MultiNodeNVLink'",
         "fabric.claimTemplate needs fabric.preset MultiNodeNVLink",
-        expression="'fabric.claimTemplate is ' + self.claimTemplate + ' but fabric.preset is ' + self.preset + "
+        expression="'fabric.claimTemplate is ' + self.fabric.claimTemplate + ' but fabric.preset is ' + self.fabric.preset + "
         "'; set it to MultiNodeNVLink, or remove the template'",
     ),
 ]
-"""Rules across its fields."""
+"""Rules of the spec: those of a field that has a default are tried on the default as it is written, where fields are missing."""
 
 
 def fabric_faults(fabric: FabricSpec) -> list[str]:

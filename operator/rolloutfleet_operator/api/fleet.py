@@ -9,7 +9,7 @@ from rolloutfleet_operator.api.arguments import (
     argument_faults,
     environment_faults,
 )
-from rolloutfleet_operator.api.base import ApiModel, cel, schema
+from rolloutfleet_operator.api.base import ApiModel, cel
 from rolloutfleet_operator.api.engine import (
     PARALLELISM_VALIDATIONS,
     EngineSpec,
@@ -40,7 +40,6 @@ class RolloutFleetSpec(ApiModel):
     fabric: FabricSpec = Field(
         default_factory=FabricSpec,
         description="fabric says what carries data between GPUs of different nodes.",
-        json_schema_extra=schema(validations=FABRIC_VALIDATIONS),
     )
     template: TemplateSpec = Field(default_factory=TemplateSpec, description="template is what else engine pods carry.")
     refit: RefitSpec = Field(default_factory=RefitSpec, description="refit says how new weights reach the engines.")
@@ -133,6 +132,7 @@ SPEC_VALIDATIONS = [
         "self.refit.transport != 'Gloo' || self.placement.gpuResource == ''",
         "refit.transport Gloo is for engines on CPUs, and placement.gpuResource names GPUs: set Auto or Native, or empty it",
     ),
+    *FABRIC_VALIDATIONS,
     cel(
         "self.fabric.preset == 'None' || self.placement.gpuResource != ''",
         "fabric.preset needs GPUs, and placement.gpuResource is empty",

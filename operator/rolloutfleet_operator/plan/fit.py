@@ -38,12 +38,16 @@ def plan_fit(gpus: int, pods: int, gpu_resource: str, nodes: Sequence[Node] | No
         return Fit(
             False, f"{_needs(gpus, pods)} but the largest node offers {most} {gpu_resource} (node {name}){advice}"
         )
-    room = sum(offer // gpus for offer, _ in offers)
+    room = sum(offer >= gpus for offer, _ in offers)
     if room < pods:
-        return Fit(False, f"{_needs(gpus, pods)} but the nodes have room for {room} such pods together")
+        return Fit(False, f"{_needs(gpus, pods)} but nodes with as many: {room}")
     return Fit(True, f"node {name} offers {most} {gpu_resource}")
 
 
 def _needs(gpus: int, pods: int) -> str:
     each = f"{gpus} GPU{'' if gpus == 1 else 's'}"
-    return f"an engine needs {each} on one node" if pods == 1 else f"an engine needs {pods} pods of {each}"
+    return (
+        f"parallelism asks for {each} on one node"
+        if pods == 1
+        else f"parallelism asks for {each} on each of {pods} nodes"
+    )

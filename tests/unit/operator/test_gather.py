@@ -127,6 +127,6 @@ def test_whatever_there_is_whole_engines_are_the_end(parts):
         fresh = [part(rank, engine=engine, incarnation=i, pods=3) for engine, i, rank in made]
         assert not taken & {pod.name for pod in fresh}
         pods = [replace(pod, ready=pod.live) for pod in (*pods, *fresh)]
-    left = [engine for engine in gather_engines(pods) if not engine.leaving]
+    left = [engine for engine in gather_engines(pods) if engine.live and not engine.leaving]
     assert {engine.engine for engine in gather_engines(pods) if engine.ready} == {0, 1}
     assert all(len(every_pod(engine)) == 3 for engine in left)

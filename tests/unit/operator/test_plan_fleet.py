@@ -11,27 +11,51 @@ from rolloutfleet_operator.plan.sync import plan_active, plan_floor, plan_sync_j
 GPU = "nvidia.com/gpu"
 
 
+@pytest.mark.row("A26")
 @pytest.mark.parametrize(
-    ("tensor", "nodes", "fits", "message"),
+    ("gpus", "pods", "nodes", "fits", "message"),
     [
-        (16, [("a", 4), ("x", 8)], False, f"parallelism.tensor is 16 but the largest node offers 8 {GPU} (node x)"),
-        (8, [("a", 4), ("x", 8)], True, f"node x offers 8 {GPU}"),
-        (2, [("b", 8), ("a", 8)], True, f"node a offers 8 {GPU}"),
-        (1, [], False, "parallelism.tensor is 1 but the cluster has no node"),
-        (1, [("a", 0)], False, f"parallelism.tensor is 1 but the largest node offers 0 {GPU} (node a)"),
+        (
+            16,
+            1,
+            [("a", 4), ("x", 8)],
+            False,
+            (
+                f"parallelism asks for 16 GPUs on one node but the largest node offers 8 {GPU} (node x); spread engines over more nodes by "
+                "parallelism.gpusPerNode"
+            ),
+        ),
+        (8, 1, [("a", 4), ("x", 8)], True, f"node x offers 8 {GPU}"),
+        (2, 1, [("b", 8), ("a", 8)], True, f"node a offers 8 {GPU}"),
+        (1, 1, [], False, "parallelism asks for 1 GPU on one node but the cluster has no node"),
+        (
+            1,
+            1,
+            [("a", 0)],
+            False,
+            f"parallelism asks for 1 GPU on one node but the largest node offers 0 {GPU} (node a)",
+        ),
+        (8, 2, [("a", 8), ("b", 8)], True, f"node a offers 8 {GPU}"),
+        (
+            8,
+            2,
+            [("a", 16), ("b", 4)],
+            False,
+            "parallelism asks for 8 GPUs on each of 2 nodes but nodes with as many: 1",
+        ),
     ],
 )
-def test_fit_names_both_numbers_and_the_node(tensor, nodes, fits, message):
-    fit = plan_fit(tensor, GPU, [Node(name, ((GPU, amount),)) for name, amount in nodes])
+def test_fit_names_both_numbers_and_the_node(gpus, pods, nodes, fits, message):
+    fit = plan_fit(gpus, pods, GPU, [Node(name, ((GPU, amount),)) for name, amount in nodes])
     assert (fit.fits, fit.message) == (fits, message)
 
 
 def test_engines_on_cpus_fit_anywhere():
-    assert plan_fit(64, "", []).fits is True
+    assert plan_fit(64, 1, "", []).fits is True
 
 
 def test_nodes_that_may_not_be_read_leave_it_to_the_scheduler():
-    assert plan_fit(64, GPU, None).fits is None
+    assert plan_fit(64, 1, GPU, None).fits is None
 
 
 class TestSyncJob:

@@ -102,7 +102,9 @@ class TestWhyNotReady:
         assert seen["PlacementSatisfied"] == ("False", "Unschedulable", told)
 
     def test_no_node_fits_and_both_numbers_are_told(self, facts, conditions, make_pod, serving):
-        no_fit = Fit(False, "parallelism.tensor is 16 but the largest node offers 8 nvidia.com/gpu (node x)")
+        no_fit = Fit(
+            False, "parallelism asks for 16 GPUs on one node but the largest node offers 8 nvidia.com/gpu (node x)"
+        )
         old = [make_pod(e, ready=True, revision="old") for e in range(2)]
         seen = conditions(facts(old, fit=no_fit))
         self.check(seen, "NoNodeFits", f"{no_fit.message}; 2 of 2 engines serve")
