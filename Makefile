@@ -124,10 +124,10 @@ test-unit: setup ## pure modules; seconds, no cluster
 	@$(TEST) tests/unit dev/tests --proof-tier unit
 
 .PHONY: explore
-explore: setup ## every interleaving of the sync job's protocol with faults, deeper than the unit tests (DEPTH=400, SECONDS_EACH=600)
+explore: setup ## every interleaving of the sync job's protocol with faults, deeper than the unit tests (DEPTH=400, SECONDS_EACH=600, ONLY=name)
 	$(call step,explore)
 	@PYTHONPATH=tests $(BIN)/python -m fakes.explored --depth $(or $(DEPTH),400) --seconds $(or $(SECONDS_EACH),600) \
-		--write docs/benchmarks/explore.json
+		$(if $(ONLY),--only "$(ONLY)") --write docs/benchmarks/explore.json
 
 .PHONY: test-contract
 test-contract: setup ## the parties over real sockets, engines replaced by small ones

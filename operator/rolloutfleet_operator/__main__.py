@@ -9,6 +9,7 @@ import contextlib
 import logging
 import os
 import random
+import signal
 import socket
 import sys
 import time
@@ -118,6 +119,10 @@ async def serve(config: Config) -> None:
         SetupError: CRDs or permissions are missing.
         LeaseLostError: another process may act now.
     """
+    waiting = asyncio.current_task()
+    assert waiting is not None
+    # Until kopf takes the signal over: the first process of a container lives on after one that it has no handler for.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, waiting.cancel)
     ticks = Ticks(time.monotonic)
     metrics = Metrics()
     health = HealthServer(ticks, metrics, config.liveness_port)
@@ -199,6 +204,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     configure_logging(options.log_format, debug=options.debug)
     try:
         asyncio.run(serve(config))
+    except asyncio.CancelledError:
+        log.info("told to end before the Lease was there")
     except OperatorError as error:
         log.critical(error.message, extra={"fields": {"reason": error.reason}})
         return EXIT_SETUP

@@ -27,6 +27,9 @@ def test_a_second_operator_waits_and_takes_over_when_the_first_goes_in_order(spa
     holder = await_holder(space)
     second = launch()
     assert second.await_message("waiting for the Lease")["holder"] == holder
+    third = launch()
+    third.await_message("waiting for the Lease")
+    assert third.stop() == 0
     fleet = space.make_fleet("orderly")
     fleet.await_ready(1)
     assert not [record for record in second.records if record.get("fleet")]

@@ -8,7 +8,6 @@ import json
 import platform
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from fakes.explored.explorer import BrokenPromiseError
@@ -21,10 +20,10 @@ def main() -> int:
     parser.add_argument("--depth", type=int, default=400, help="most moves from the beginning of a scenario")
     parser.add_argument("--states", type=int, default=10_000_000, help="most states of a scenario")
     parser.add_argument("--seconds", type=float, default=600.0, help="most seconds for a scenario")
-    parser.add_argument("--only", default="", help="scenarios whose name contains this")
+    parser.add_argument("--only", default="", help="scenarios whose name contains this; the file keeps the others")
     parser.add_argument("--write", type=Path, help="keep the numbers in this file")
     asked = parser.parse_args()
-    runs, begun = [], time.monotonic()
+    runs = []
     for scenario in DEEP:
         if asked.only not in scenario.name:
             continue
@@ -48,15 +47,25 @@ def main() -> int:
         runs.append(run)
         print(", ".join(f"{name}: {value}" for name, value in run.items()), flush=True)
     if asked.write is not None:
-        asked.write.write_text(json.dumps(_document(runs, asked, time.monotonic() - begun), indent=1) + "\n")
+        runs = _among_others(runs, asked.write) if asked.only else runs
+        asked.write.write_text(json.dumps(_document(runs, asked), indent=1) + "\n")
     return 0
 
 
-def _document(runs: list[dict[str, object]], asked: argparse.Namespace, seconds: float) -> dict[str, object]:
+def _among_others(runs: list[dict[str, object]], file: Path) -> list[dict[str, object]]:
+    """The file's scenarios, those that were explored now as they are now."""
+    fresh = {run["scenario"]: run for run in runs}
+    kept = json.loads(file.read_text())["runs"] if file.exists() else []
+    known = {run["scenario"] for run in kept}
+    return [fresh.get(run["scenario"], run) for run in kept] + [run for run in runs if run["scenario"] not in known]
+
+
+def _document(runs: list[dict[str, object]], asked: argparse.Namespace) -> dict[str, object]:
     found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     return {
         "name": "explore",
-        "command": f"make explore DEPTH={asked.depth} SECONDS_EACH={asked.seconds:g}",
+        "command": f"make explore DEPTH={asked.depth} SECONDS_EACH={asked.seconds:g}"
+        + (f' ONLY="{asked.only}"' if asked.only else ""),
         "commit": found.stdout.strip(),
         "machine": f"{platform.machine()}, one core, CPython {platform.python_version()}",
         "figures": {
@@ -68,7 +77,7 @@ def _document(runs: list[dict[str, object]], asked: argparse.Namespace, seconds:
             "promises_at_every_state": len(PROMISES),
             "promises_at_rest": len(AT_REST) + 3,
             "broken_promises": 0,
-            "seconds": round(seconds, 1),
+            "seconds": round(sum(float(str(run["seconds"])) for run in runs), 1),
         },
         "runs": runs,
     }

@@ -4,6 +4,7 @@ Orders that move weights run one at a time on a second thread, so that an abort 
 one of its own: it may go on beside whatever else a serving engine is asked.
 """
 
+import contextlib
 import logging
 import os
 import socket
@@ -84,6 +85,15 @@ class RankLink:
         self._connection.close()
 
     def _serve(self) -> None:
+        with contextlib.suppress(OSError):  # an answer that nobody takes any more
+            self._obey()
+        if not self._stopping:
+            # Without its launcher nothing fences this process any more, so it must not go on serving.
+            log.critical("the launcher closed its socket; this rank's process ends")
+            os._exit(70)
+
+    def _obey(self) -> None:
+        """Returns when the launcher is gone."""
         while (order := self._next_order()) is not None:
             match order["op"]:
                 case "abort":
@@ -97,10 +107,6 @@ class RankLink:
                     self._send({"id": order["id"], "ok": True, "body": {}})
                 case _:
                     self._submit(order)
-        if not self._stopping:
-            # Without its launcher nothing fences this process any more, so it must not go on serving.
-            log.critical("the launcher closed its socket; this rank's process ends")
-            os._exit(70)
 
     def _next_order(self) -> Frame | None:
         try:
