@@ -51,7 +51,7 @@ def engine_of(pod: Body) -> Body:
     return dict(container)
 
 
-def test_adapters_that_no_node_offers_keep_pods_from_being_made_until_one_does(space: Space):
+def test_adapters_that_no_node_offers_are_told_with_both_numbers_and_pods_wait_for_a_node_that_does(space: Space):
     fabric = {"preset": "RoCE", "rdmaResource": RDMA, "rdmaDevices": 2, "sharedMemory": "1Gi", "interface": "=net1"}
     fleet = space.make_fleet("roce", fabric=fabric)
     told = fleet.await_condition("PlacementSatisfied", "False", "NoNodeFits")["message"]
