@@ -251,6 +251,45 @@ REJECTIONS = [
     Rejection(
         FLEET,
         ".spec",
+        "parallelism.expert must be 1 or a multiple of parallelism.tensor",
+        "parallelism.expert is 6, which is no multiple of parallelism.tensor 4: the experts of an engine are spread over data x "
+        "tensor ranks",
+        {"parallelism": {"tensor": 4, "expert": 6}},
+    ),
+    Rejection(
+        FLEET,
+        ".spec",
+        "parallelism.gpusPerNode must divide parallelism.tensor, or be a multiple of it",
+        "parallelism.gpusPerNode is 8, but a tensor parallel group has 3 GPUs, and neither divides the other: nodes would hold uneven "
+        "parts of it; set gpusPerNode to a divisor or a multiple of 3",
+        {"parallelism": {"tensor": 3, "pipeline": 8, "gpusPerNode": 8}},
+    ),
+    Rejection(
+        FLEET,
+        ".spec",
+        "parallelism.gpusPerNode must divide tensor x pipeline, or be a multiple of it",
+        "parallelism.gpusPerNode is 4, but a model replica (tensor x pipeline) has 6 GPUs, and neither divides the other: nodes would "
+        "hold uneven parts of it; set gpusPerNode to a divisor or a multiple of 6",
+        {"parallelism": {"tensor": 2, "pipeline": 3, "expert": 4, "gpusPerNode": 4}},
+    ),
+    Rejection(
+        FLEET,
+        ".spec",
+        "parallelism.gpusPerNode must divide the GPUs of an engine",
+        "parallelism.gpusPerNode is 4, which does not divide the 6 GPUs of an engine: its last node would hold fewer than the others",
+        {"parallelism": {"tensor": 2, "expert": 6, "gpusPerNode": 4}},
+    ),
+    Rejection(
+        FLEET,
+        ".spec",
+        "engine.lora needs engines of one pod",
+        "engine.lora needs engines of one pod, since vLLM reads adapters from a folder of its pod; an engine has 16 GPUs and "
+        "gpusPerNode is 8",
+        {"parallelism": {"tensor": 16, "gpusPerNode": 8}, "engine": {"lora": {}}},
+    ),
+    Rejection(
+        FLEET,
+        ".spec",
         "fabric.preset needs GPUs, and placement.gpuResource is empty",
         "fabric.preset is EFA but placement.gpuResource is empty; set it to None, or name the GPUs",
         {"fabric": {"preset": "EFA"}, "placement": {"gpuResource": ""}},
@@ -341,6 +380,14 @@ ACCEPTED: dict[str, tuple[str, Body]] = {
     "a checkpoint in a claim": (
         FLEET,
         body(FLEET, checkpoint(2147483647, persistentVolumeClaim={"claimName": "c", "path": "run/7"})),
+    ),
+    "an engine over two nodes": (
+        FLEET,
+        body(FLEET, {"parallelism": {"tensor": 8, "pipeline": 2, "gpusPerNode": 8}}),
+    ),
+    "experts over data parallel ranks": (
+        FLEET,
+        body(FLEET, {"parallelism": {"tensor": 2, "expert": 16, "gpusPerNode": 8}}),
     ),
     "adapters over InfiniBand": (
         FLEET,
