@@ -83,8 +83,7 @@ def counted(where: str) -> Rejection:
         FLEET,
         ".spec",
         f"engine.resources.{where} must not hold placement.gpuResource",
-        f"engine.resources.{where} holds example.com/gpu, which parallelism.tensor counts already; "
-        f"remove it from the {where}",
+        f"engine.resources.{where} holds example.com/gpu, which parallelism counts already; remove it from the {where}",
         {"engine": {"resources": {where: {"example.com/gpu": 1}}}, "placement": {"gpuResource": "example.com/gpu"}},
     )
 
