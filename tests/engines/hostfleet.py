@@ -219,6 +219,7 @@ class HostFleet:
         engines: int = 1,
         ranks: int = 1,
         data: int = 1,
+        stages: int = 1,
         pods: int = 1,
         unpacked: bool = False,
         lora_rank: int = 0,
@@ -230,6 +231,7 @@ class HostFleet:
             engines: how many.
             ranks: of each engine.
             data: data parallel ranks among them, over which experts are spread.
+            stages: pipeline stages among them.
             pods: launchers of each engine.
             unpacked: keeps CPU linears from packing their weights, as a GPU's do not.
             lora_rank: lets engines serve adapters.
@@ -239,7 +241,8 @@ class HostFleet:
         arguments = [
             str(model),
             f"--served-model-name={SERVED_NAME}",
-            f"--tensor-parallel-size={ranks // data}",
+            f"--tensor-parallel-size={ranks // data // stages}",
+            *([f"--pipeline-parallel-size={stages}"] if stages > 1 else []),
             *([f"--data-parallel-size={data}", "--enable-expert-parallel"] if data > 1 else []),
             "--dtype=float32",
             "--enforce-eager",
