@@ -105,6 +105,7 @@ class Follower:
                 if answer is not None and answer["lasting"]:
                     raise RefusedError(str(answer["refused"]))
                 self._waits_for = str(answer["refused"]) if answer is not None else "the leader has gone away"
+                await channel.close()
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _run_engine(

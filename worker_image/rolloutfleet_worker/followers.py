@@ -135,9 +135,9 @@ class Followers:
             await self._refuse(channel, difference, lasting=True)
             return socket
         if self._started:
-            await self._refuse(channel, "the engine runs, or is about to end", lasting=False)
             # A pod that asks anew has lost its part of the engine, whether that was noticed here or not.
             self._lose(hello, "its launcher has started anew")
+            await self._refuse(channel, "the engine runs, or is about to end", lasting=False)
             return socket
         await self._follow(channel, hello)
         return socket

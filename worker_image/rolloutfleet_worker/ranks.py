@@ -175,8 +175,8 @@ class Ranks:
         hello = greeting["hello"]
         connection = _Connection(hello["rank"], hello, channel)
         if fault := self._misplaced(connection.rank, pod):
-            await channel.close()
-            return self._on_lost(fault)
+            self._on_lost(fault)
+            return await channel.close()
         self._connections[connection.rank] = connection
         if len(self._connections) == self._expected:
             self.complete.set()
