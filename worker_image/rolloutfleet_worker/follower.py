@@ -17,6 +17,7 @@ from rolloutfleet.contract.environment import communication_environment
 from rolloutfleet.locality import locality
 from rolloutfleet_worker.channel import HEARTBEAT_SECONDS, Channel, SocketChannel, StreamChannel
 from rolloutfleet_worker.engine_process import EngineProcess
+from rolloutfleet_worker.interface import own_interface
 from rolloutfleet_worker.plugin import ENV_RANK_SOCKET
 from rolloutfleet_worker.settings import Settings
 from rolloutfleet_worker.spreading import (
@@ -123,7 +124,11 @@ class Follower:
             await self._hand_on(session, start, StreamChannel(reader, writer))
 
         server = await asyncio.start_unix_server(hand_on, path)
-        environment = {ENV_RANK_SOCKET: str(path), HOST_ADDRESS: settings.address}
+        environment = {
+            ENV_RANK_SOCKET: str(path),
+            HOST_ADDRESS: settings.address,
+            **own_interface(settings.address, self._environment),
+        }
         arguments = [*self._arguments, *start.arguments(settings.pods, settings.pod_rank)]
         process = await EngineProcess.start(arguments, environment)
         exited = asyncio.create_task(process.exited(), name="engine-exit")

@@ -7,7 +7,6 @@ import secrets
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from ipaddress import ip_address
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -18,7 +17,6 @@ from rolloutfleet.contract.environment import communication_environment
 from rolloutfleet.contract.problems import ProblemError
 from rolloutfleet.contract.worker import WorkerState
 from rolloutfleet.locality import locality
-from rolloutfleet.routing import interface_of
 from rolloutfleet_worker.adapter_files import ENV_ADAPTERS, private_folder
 from rolloutfleet_worker.control import make_application
 from rolloutfleet_worker.draining import drain
@@ -27,6 +25,7 @@ from rolloutfleet_worker.engine_process import EngineProcess
 from rolloutfleet_worker.fence import Fence
 from rolloutfleet_worker.follower import hello_of
 from rolloutfleet_worker.followers import Followers
+from rolloutfleet_worker.interface import own_interface
 from rolloutfleet_worker.middleware import ENV_ENGINE_NAME, ENV_ENGINE_SECRET
 from rolloutfleet_worker.plugin import ENV_RANK_SOCKET
 from rolloutfleet_worker.pod import EnginePod
@@ -41,7 +40,6 @@ HEALTH_DEADLINE_SECONDS = 20.0
 UNANSWERED_SECONDS = 60.0
 """Without an answer from the engine's loop for this long, outside a transfer, the engine counts as dead."""
 STOP_GRACE_SECONDS = 10.0
-NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"
 
 
 class Launcher:
@@ -216,14 +214,3 @@ class Launcher:
             arguments += self._start.arguments(settings.pods, settings.pod_rank)
             environment[HOST_ADDRESS] = settings.address
         return arguments, environment
-
-
-def own_interface(address: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Has NCCL listen where the pod's own address is: left to itself it takes the first interface that it finds, which may be a bridge.
-
-    Nothing for an address that is not an interface's (IPv6, loopback), or where the pod's environment names one.
-    """
-    if NCCL_INTERFACE in environment or ip_address(address).is_loopback:
-        return {}
-    name = interface_of(address)
-    return {NCCL_INTERFACE: f"={name}"} if name else {}

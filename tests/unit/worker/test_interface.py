@@ -3,15 +3,15 @@
 import pytest
 
 from rolloutfleet.routing import interface_of
-from rolloutfleet_worker import launcher
-from rolloutfleet_worker.launcher import own_interface
+from rolloutfleet_worker import interface
+from rolloutfleet_worker.interface import own_interface
 
 POD = "10.244.1.7"
 
 
 @pytest.fixture(autouse=True)
 def _interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "interface_of", lambda address: {POD: "net1"}.get(address, interface_of(address)))
+    monkeypatch.setattr(interface, "interface_of", lambda address: {POD: "net1"}.get(address, interface_of(address)))
 
 
 @pytest.mark.scenario("F29")
