@@ -60,7 +60,8 @@ def test_what_is_read_back_is_what_was_sent_and_the_defaults(space: Space):
     assert spec == {
         "replicas": 1,
         "model": {"name": "org/model", "maxModelLength": 4096, "loadFormat": "Auto", "dtype": "Auto"},
-        "parallelism": {"tensor": 2},
+        "parallelism": {"tensor": 2, "pipeline": 1, "expert": 1},
+        "fabric": {"preset": "None", "rdmaDevices": 1, "hostNetwork": False},
         "engine": sent["engine"],
         "placement": {"gpuResource": "nvidia.com/gpu"},
         "template": {**sent["template"], "hostIPC": False, "terminationGracePeriodSeconds": 30},
@@ -133,9 +134,11 @@ def test_tables_show_what_people_ask_for(space: Space, stored: Body):
         "Reason": "EnginesStarting",
         "Model": "tiny",
         "Message": "1 of 3 engines serve",
+        "Behind": 0,
+        "Stale": None,
     }
     wide = [column["name"] for column in table["columnDefinitions"] if column["priority"]]
-    assert wide == ["Model", "Message"]
+    assert wide == ["Model", "Message", "Behind", "Stale"]
 
 
 def test_tables_of_weightsyncs_show_who_works_for_whom(space: Space):

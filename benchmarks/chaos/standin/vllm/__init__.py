@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -75,6 +75,8 @@ _RELOAD = "vllm.model_executor.model_loader.reload"
 _MEMBERS: dict[str, dict[str, Any]] = {
     "vllm.config": {"set_current_vllm_config": _current_config},
     "vllm.platforms": {"current_platform": _Platform()},
+    # Its ranks form no groups among themselves.
+    "vllm.distributed": {"parallel_state": SimpleNamespace(model_parallel_is_initialized=lambda: False)},
     "vllm.distributed.weight_transfer.base": {
         "WeightTransferEngine": _TransferEngine,
         "WeightTransferInitInfo": _TransferInfo,
